@@ -60,6 +60,8 @@ flags.DEFINE_string(
   "profile", "", "Steps FIRST to LAST - 1 to trace for Perfetto and to measure "
   "collectives in, as FIRST:LAST, e.g. 10:13.",
 )
+flags.DEFINE_string("program", None, "The program, also without --program=.")
+flags.DEFINE_integer("devices", 1, "Number of virtual CPU devices.", 1, 4096)
 flags.DEFINE_bool("json", False, "Print JSON instead of text and tables.")
 flags.DEFINE_bool("check", False, "Write nothing; fail if output is stale.")
 flags.DEFINE_string(

@@ -29,8 +29,6 @@ _FURTHER_COMMANDS = {
   "--target=cpu:8 --compare=config.sync.p=0.5",
   "outer": "launch.plan --config=configs/planner/gpt_11b.py",
 }
-flags.DEFINE_string("program", None, "The program, also without --program=.")
-flags.DEFINE_integer("devices", 1, "Number of virtual CPU devices.", 1, 4096)
 flags.DEFINE_string("rates", "", "Device for times: --target's, or h100.")
 flags.DEFINE_string("chakra", "", "Folder for execution traces of all devices.")
 flags.DEFINE_string("calibrate", "", "File to write rates of --profile to.")
@@ -69,7 +67,8 @@ def main() -> None:
 if __name__ == "__main__":
   options.run(
     main, devices=False, required=("program",), positional="program",
-    uses=("compare", "json", "output", "profile", "report", "target", "trace"),
+    uses=("compare", "devices", "json", "output", "profile", "program",
+          "report", "target", "trace"),
     writes=("trace", "chakra/", "calibrate"),
     helps={
       "compare": "Second program, with which the first one is compared.",

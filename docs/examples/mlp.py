@@ -3,6 +3,8 @@
   python -m launch.sends docs/examples/mlp.py:step --devices=8
 """
 
+import math
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -41,4 +43,25 @@ def step():
     "down": array((LAYERS, HIDDEN, WIDTH), None, "tensor", "fsdp"),
   }
   x = array((BATCH, WIDTH), "data")
+  return jax.jit(update, donate_argnums=0), (params, x)
+
+
+def layouts(layout, width=64, hidden=128, batch=32):
+  """Returns the step on a layout, {axis: devices}, for ``launch.equal``."""
+  names = ("data", "fsdp", "tensor")
+  sizes = tuple(layout.get(name, 1) for name in names)
+  mesh = jax.make_mesh(
+    sizes, names, axis_types=(AxisType.Auto,) * 3,
+    devices=jax.devices()[: math.prod(sizes)],
+  )
+
+  def array(shape, *spec):
+    sharding = NamedSharding(mesh, P(*spec))
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+  params = {
+    "up": array((LAYERS, width, hidden), None, "fsdp", "tensor"),
+    "down": array((LAYERS, hidden, width), None, "tensor", "fsdp"),
+  }
+  x = array((batch, width), "data")
   return jax.jit(update, donate_argnums=0), (params, x)

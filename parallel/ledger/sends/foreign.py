@@ -168,7 +168,7 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
   if ":" not in program or path.exists():
     return {program: reading.read(path)}
   with targets.patch_jax_devices(devices):  # modules may make meshes, too
-    function = _function(program, devices)
+    function = load_function(program, devices)
     with _add_devices_to_error(program, devices):
       found = function()
     try:
@@ -210,10 +210,19 @@ def _add_devices_to_error(
     ) from error
 
 
-def _function(
-  program: str, devices: Sequence[jax.Device]
-) -> Callable[[], Any]:
-  """Returns the function of ``package.module:function``."""
+def load_function(
+  program: str, devices: Sequence[jax.Device] = (), arguments: int = 0
+) -> Callable[..., Any]:
+  """Returns the function of ``package.module:function``.
+
+  Args:
+    program: Module, or path of its file, and name of the function.
+    devices: Devices for which its program is compiled; () for those of jax.
+    arguments: Number of arguments that it takes.
+
+  Raises:
+    ValueError: There is no such function.
+  """
   where, _, name = program.rpartition(":")
   is_file = where.endswith(".py")
   if is_file and not pathlib.Path(where).is_file():
@@ -244,9 +253,10 @@ def _function(
       )
     return lambda: (names[name], arguments())
   try:
-    inspect.signature(names[name]).bind()
+    inspect.signature(names[name]).bind(*range(arguments))
   except (TypeError, ValueError) as error:  # ValueError: no signature
+    what = "of a layout" if arguments else "without arguments"
     raise ValueError(
-      f"{program} must be a function without arguments: {error}"
+      f"{program} must be a function {what}: {error}"
     ) from error
   return names[name]

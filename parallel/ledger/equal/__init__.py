@@ -1,0 +1,1 @@
+"""Whether a sharded JAX program computes what it computes on one device."""

@@ -1,0 +1,363 @@
+"""Interpreter of jaxprs, which runs a program again with other arithmetic.
+
+`interpreted` returns a function with the equations of a traced program. Control
+flow, `jax.shard_map` and derivatives with own rules are entered, and a *rule*
+may replace each of the other equations. Three rules measure how much rounding
+changes a program's results: `in_float64`, `permuted`, and none at all.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax.extend import core
+import jax.numpy as jnp
+import numpy as np
+
+# Replaces an equation: (equation, operands, place) -> results, or None to run
+# it unchanged.
+Rule = Callable[[Any, Sequence[Any], "Place"], Sequence[Any] | None]
+
+# Equations whose jaxpr is run in place, with the name of the jaxpr.
+_INLINED = {
+  "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr",
+  "core_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
+  "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+  "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_lin": "call_jaxpr",
+}
+# Equations that run code for arrays of fixed dtypes, or on the host.
+_OPAQUE = {
+  "pallas_call", "ffi_call", "custom_partitioning", "pure_callback",
+  "io_callback", "debug_callback", "bitcast_convert_type", "tpu_custom_call",
+}
+
+
+class Place(NamedTuple):
+  """Position of an equation in a program.
+
+  Attributes:
+    path: Indices of the enclosing equations, and of the equation itself.
+    loops: Lengths of the enclosing scans, outermost first; -1 for a loop of
+      unknown length or a branch.
+    mesh: Mesh of the enclosing `jax.shard_map`, or None.
+    axes: Names of its manual axes.
+  """
+
+  path: tuple[int, ...] = ()
+  loops: tuple[int, ...] = ()
+  mesh: Any = None
+  axes: tuple[str, ...] = ()
+
+
+class Recorder(NamedTuple):
+  """Choice of equations whose results a run also returns.
+
+  Attributes:
+    wanted: Paths of equations (`Place.path`).
+  """
+
+  wanted: frozenset[tuple[int, ...]]
+
+
+def interpreted(
+  closed: Any, rule: Rule | None = None, recorder: Recorder | None = None,
+  wide: bool = False,
+) -> Callable[..., tuple[list[Any], dict[tuple[int, ...], list[Any]]]]:
+  """Returns a function that runs a program by its equations.
+
+  Args:
+    closed: Closed jaxpr of the program, such as `jax.stages.Traced.jaxpr`.
+    rule: Replaces equations; None runs all of them unchanged.
+    recorder: Equations whose results are returned, too.
+    wide: Whether floating arguments are float64; constants of the program then
+      are, too.
+
+  Returns:
+    A function of the flat arguments. It returns the flat results, and the
+    recorded results by path: those of an equation inside a scan are stacked
+    over its iterations, those inside `jax.shard_map` over all devices of the
+    mesh, ``[devices, *loops, ...]``, with the loops outside of it first.
+
+  Example:
+    >>> closed = jax.make_jaxpr(lambda x: x * 2 + 1)(1.0)
+    >>> results, found = interpreted(
+    ...   closed, recorder=Recorder(frozenset({(0,)}))
+    ... )(jnp.float32(3))
+    >>> results[0].item(), found[0,][0].item()
+    (7.0, 6.0)
+  """
+  run = _Run(rule, recorder, wide)
+  return lambda *args: run.jaxpr(closed.jaxpr, closed.consts, args, Place())
+
+
+class _Run:
+  """State of one interpretation; methods are called while it is traced."""
+
+  def __init__(
+    self, rule: Rule | None, recorder: Recorder | None, wide: bool
+  ) -> None:
+    self.rule, self.wide = rule, wide
+    self.wanted = recorder.wanted if recorder else frozenset()
+
+  def jaxpr(
+    self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], place: Place
+  ) -> tuple[list[Any], dict[tuple[int, ...], list[Any]]]:
+    """Runs a jaxpr; returns its results, and what was recorded inside."""
+    values: dict[Any, Any] = {}
+
+    def read(atom: Any) -> Any:
+      if not isinstance(atom, core.Literal):
+        return values[atom]
+      # A Python number would have the dtype of its operand.
+      value = np.asarray(atom.val, atom.aval.dtype)
+      return _wide(value) if self.wide else value
+
+    if self.wide:
+      consts = [_wide(x) for x in consts]
+    values |= zip(jaxpr.constvars, consts, strict=True)
+    values |= zip(jaxpr.invars, args, strict=True)
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for index, eqn in enumerate(jaxpr.eqns):
+      here = place._replace(path=(*place.path, index))
+      operands = [read(x) for x in eqn.invars]
+      results, inner = self.equation(eqn, operands, here)
+      found |= inner
+      if here.path in self.wanted:
+        found[here.path] = list(results)
+      values |= zip(eqn.outvars, results, strict=True)
+    return [read(x) for x in jaxpr.outvars], found
+
+  def equation(
+    self, eqn: Any, operands: list[Any], place: Place
+  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    """Runs an equation; returns its results, and what was recorded inside."""
+    name = eqn.primitive.name
+    if name in _INLINED and _INLINED[name] in eqn.params:
+      return self.inlined(eqn.params[_INLINED[name]], operands, place)
+    structured = {
+      "scan": self.scan, "while": self.loop, "cond": self.branch,
+      "shard_map": self.mapped,
+    }.get(name)
+    if structured is not None:
+      return structured(eqn, operands, place)
+    results = None
+    if self.rule is not None:
+      results = self.rule(eqn, operands, place)
+    if results is None:
+      results = bind(eqn, operands)
+    return results, {}
+
+  def inlined(
+    self, inner: Any, operands: list[Any], place: Place
+  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    """Runs the jaxpr ``inner``, closed or not, in place."""
+    jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+    # Functions with derivatives of their own may have further operands.
+    first = len(operands) - len(jaxpr.invars)
+    return self.jaxpr(jaxpr, consts, operands[first:], place)
+
+  def scan(
+    self, eqn: Any, operands: list[Any], place: Place
+  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    p, inner = eqn.params, eqn.params["jaxpr"]
+    first, last = p["num_consts"], p["num_consts"] + p["num_carry"]
+    inside = place._replace(loops=(*place.loops, p["length"]))
+
+    def body(carry, xs):
+      results, found = self.jaxpr(
+        inner.jaxpr, inner.consts, [*operands[:first], *carry, *xs], inside
+      )
+      carried = tuple(results[: p["num_carry"]])
+      return carried, (tuple(results[p["num_carry"] :]), found)
+
+    carry, (ys, found) = lax.scan(
+      body, tuple(operands[first:last]), tuple(operands[last:]),
+      length=p["length"], reverse=p["reverse"], unroll=p["unroll"],
+    )
+    return [*carry, *ys], found
+
+  def loop(
+    self, eqn: Any, operands: list[Any], place: Place
+  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    p = eqn.params
+    first = p["cond_nconsts"]
+    last = first + p["body_nconsts"]
+    inside = place._replace(loops=(*place.loops, -1))
+    unrecorded = _Run(self.rule, None, self.wide)
+
+    def run(closed, consts, carry):
+      return unrecorded.jaxpr(
+        closed.jaxpr, closed.consts, [*consts, *carry], inside
+      )[0]
+
+    return lax.while_loop(
+      lambda carry: run(p["cond_jaxpr"], operands[:first], carry)[0],
+      lambda carry: tuple(run(p["body_jaxpr"], operands[first:last], carry)),
+      tuple(operands[last:]),
+    ), {}
+
+  def branch(
+    self, eqn: Any, operands: list[Any], place: Place
+  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    inside = place._replace(loops=(*place.loops, -1))
+    unrecorded = _Run(self.rule, None, self.wide)
+
+    def one(closed):
+      return lambda *args: tuple(
+        unrecorded.jaxpr(closed.jaxpr, closed.consts, args, inside)[0]
+      )
+
+    index, *others = operands
+    branches = [one(closed) for closed in eqn.params["branches"]]
+    return lax.switch(index.astype(jnp.int32), branches, *others), {}
+
+  def mapped(
+    self, eqn: Any, operands: list[Any], place: Place
+  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    p = eqn.params
+    mesh = p["mesh"]
+    axes = tuple(x for x in mesh.axis_names if x in p["newly_manual_axes"])
+    inside = place._replace(mesh=mesh, axes=(*place.axes, *axes))
+    every = jax.P(axes)
+    paths = sorted(
+      x for x in self.wanted if x[: len(place.path)] == place.path
+      and x != place.path
+    )
+
+    def body(*args):
+      results, found = self.jaxpr(p["jaxpr"], (), args, inside)
+      # Every device's values, with a leading dim of devices.
+      stacked = {path: [x[None] for x in found[path]] for path in found}
+      return tuple(results), stacked
+
+    counts = {path: len(_equation(p["jaxpr"], path[len(place.path) :]).outvars)
+              for path in paths}
+    results, found = jax.shard_map(
+      body, mesh=mesh, in_specs=tuple(p["in_specs"]),
+      out_specs=(tuple(p["out_specs"]), {
+        path: [every] * count for path, count in counts.items()
+      }),
+      axis_names=set(axes), check_vma=False,
+    )(*operands)
+    return results, found
+
+
+def _equation(jaxpr: Any, path: tuple[int, ...]) -> Any:
+  """Returns the equation at a path within a jaxpr."""
+  eqn = jaxpr.eqns[path[0]]
+  if len(path) == 1:
+    return eqn
+  inner = next(inner_jaxprs(eqn))
+  return _equation(getattr(inner, "jaxpr", inner), path[1:])
+
+
+def inner_jaxprs(eqn: Any) -> Any:
+  """Yields the jaxprs that the interpreter enters, without while and cond."""
+  name = eqn.primitive.name
+  key = _INLINED.get(name, "jaxpr" if name in ("scan", "shard_map") else None)
+  if key in eqn.params:
+    yield eqn.params[key]
+
+
+def bind(eqn: Any, operands: Sequence[Any], **changes: Any) -> Sequence[Any]:
+  """Runs an equation on operands, with changed parameters."""
+  if eqn.primitive.name in ("psum_invariant", "pvary", "pcast"):
+    # Types of varying values are not checked in an interpreted program.
+    name = eqn.primitive.name
+    if name != "psum_invariant":
+      return list(operands)
+    return [lax.psum(x, eqn.params["axes"]) for x in operands]
+  if eqn.primitive.name == "all_gather_invariant":
+    p = eqn.params
+    return [lax.all_gather(
+      operands[0], p["axis_name"], axis=p["all_gather_dimension"],
+      tiled=p["tiled"],
+    )]
+  results = eqn.primitive.bind(*operands, **eqn.params | changes)
+  return results if eqn.primitive.multiple_results else [results]
+
+
+def in_float64(
+  eqn: Any, operands: Sequence[Any], place: Place
+) -> Sequence[Any]:
+  """Rule that computes in float64, whatever dtypes the program asks for.
+
+  It needs ``jax.enable_x64``. Values of a program keep their meaning: explicit
+  casts between floating dtypes do nothing. Kernels, callbacks and bits of
+  floating numbers get operands of their own dtypes.
+  """
+  name, p = eqn.primitive.name, eqn.params
+  operands = [_wide(x) for x in operands]
+  if name in _OPAQUE:
+    narrow = [
+      x.astype(var.aval.dtype) if _is_float(x) else x
+      for x, var in zip(operands, eqn.invars, strict=True)
+    ]
+    return [_wide(x) for x in bind(eqn, narrow)]
+  if name == "reduce_precision":
+    return operands
+  if name == "convert_element_type" and jnp.issubdtype(
+    p["new_dtype"], jnp.floating
+  ):
+    return [operands[0].astype(jnp.float64)]
+  changes: dict[str, Any] = {}
+  if "preferred_element_type" in p and _is_float(operands[0]):
+    changes["preferred_element_type"] = jnp.dtype(jnp.float64)
+  if p.get("precision") is not None:
+    changes["precision"] = None
+  if p.get("out_dtype") is not None:
+    changes["out_dtype"] = None
+  if name == "iota" and jnp.issubdtype(p["dtype"], jnp.floating):
+    changes["dtype"] = jnp.dtype(jnp.float64)
+  if name == "scatter-add":
+    return [jax.lax.scatter_add(
+      *operands, dimension_numbers=p["dimension_numbers"],
+      indices_are_sorted=p["indices_are_sorted"],
+      unique_indices=p["unique_indices"], mode=p["mode"],
+    )]
+  return [_wide(x) for x in bind(eqn, operands, **changes)]
+
+
+def permuted(seed: int, after: Rule | None = None) -> Rule:
+  """Returns a rule that sums products and elements in another order.
+
+  Contracted dims of ``dot_general`` and reduced dims of ``reduce_sum`` are
+  permuted at random, which changes nothing but rounding.
+
+  Args:
+    seed: Determines the permutations.
+    after: Rule that runs the equations with permuted operands.
+  """
+
+  def rule(
+    eqn: Any, operands: Sequence[Any], place: Place
+  ) -> Sequence[Any] | None:
+    rng = np.random.default_rng((seed, *place.path))
+    name, p = eqn.primitive.name, eqn.params
+    if name == "reduce_sum":
+      x = operands[0]
+      for dim in p["axes"]:
+        x = jnp.take(x, rng.permutation(x.shape[dim]), axis=dim)
+      operands = [x]
+    elif name == "dot_general":
+      left, right = operands
+      (of_left, of_right), _ = p["dimension_numbers"]
+      for i, j in zip(of_left, of_right, strict=True):
+        order = rng.permutation(left.shape[i])
+        left, right = jnp.take(left, order, i), jnp.take(right, order, j)
+      operands = [left, right]
+    return after(eqn, operands, place) if after else bind(eqn, operands)
+
+  return rule
+
+
+def _is_float(x: Any) -> bool:
+  return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _wide(x: Any) -> Any:
+  """Returns floating values in float64, and all others unchanged."""
+  if not _is_float(x) or jnp.result_type(x) == jnp.float64:
+    return x
+  return jnp.asarray(x).astype(jnp.float64)

@@ -1,0 +1,597 @@
+"""First value of a step that differs between a layout and one device.
+
+All intermediate values of both programs are compared in float64, in the order
+of the program and a bounded number of bytes at a time. On a layout, a value has
+a copy on each device. The copies agree with the value on one device if, for
+each axis, they are equal, are slices of it, or are summands of it; all of these
+may be multiplied by the size of the axis, as gradients of a rank's mean loss
+are. A value without such a reading is wrong.
+
+Copies that agree may be used wrongly: values with and without that factor, or
+summands and whole values, are added, or a summand leaves the program as if all
+devices had equal values.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import difflib
+import itertools
+import math
+import pathlib
+import sysconfig
+from typing import Any, NamedTuple
+
+from jax.extend import core
+import numpy as np
+
+from parallel.ledger.equal.interpret import (
+  Recorder,
+  in_float64,
+  inner_jaxprs,
+)
+from parallel.ledger.equal.programs import LayoutProgram
+
+# Bytes of recorded values of one run, over all devices.
+_BUDGET = 2**28
+# Values are equal if they differ by at most this fraction of the largest one.
+_TOLERANCE = 1e-8
+_COLLECTIVES = {
+  "psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all",
+  "all_gather_invariant", "reduce_scatter", "ppermute", "ragged_all_to_all",
+}
+# Folders and files whose lines are not the user's.
+_LIBRARIES = (
+  *{f"{sysconfig.get_path(name)}/" for name in (
+    "stdlib", "platstdlib", "purelib", "platlib"
+  )},
+  f"{pathlib.Path(__file__).parent}/", "<",
+)
+# Changes of types that keep values.
+_IDENTITIES = {"pvary", "pcast", "optimization_barrier"}
+# Operations that add operands of one kind.
+_SUMS = {"add", "sub", "add_any"}
+
+
+class Role(NamedTuple):
+  """How the copies of a value agree with it along an axis.
+
+  Attributes:
+    kind: "equal"; "sum", of which they are the summands; or the dim along which
+      they are slices.
+    scaled: Whether the result is to be divided by the size of the axis, as for
+      gradients of a rank's mean loss.
+  """
+
+  kind: str | int
+  scaled: bool = False
+
+
+class Equation(NamedTuple):
+  """Equation of a program that is not control flow.
+
+  Attributes:
+    path: Its position (`parallel.ledger.equal.interpret.Place`).
+    eqn: The equation.
+    outside: Number of loops outside of the enclosing `jax.shard_map`.
+    loops: Lengths of all enclosing loops, outermost first.
+    loop: Path of the outermost enclosing loop, and whether it runs from its
+      last to its first iteration; None outside of loops.
+    sizes: Mesh axis -> size, inside of `jax.shard_map`.
+    operands: Number of each operand among the values of the program; None for a
+      literal.
+    results: Likewise for each result.
+    lines: FILE:LINE of the user's code that made it, then of its callers.
+  """
+
+  path: tuple[int, ...]
+  eqn: Any
+  outside: int
+  loops: tuple[int, ...]
+  loop: tuple[tuple[int, ...], bool] | None
+  sizes: dict[str, int]
+  operands: tuple[int | None, ...]
+  results: tuple[int, ...]
+  lines: tuple[str, ...]
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of its results in float64, over all devices and iterations."""
+    copies = math.prod(self.loops) * math.prod(self.sizes.values())
+    return 8 * copies * sum(
+      math.prod(getattr(x.aval, "shape", ())) for x in self.eqn.outvars
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+  """Where a layout begins to compute something else.
+
+  Attributes:
+    lines: FILE:LINE of the operation, then of the calls that led to it.
+    primitive: Name of the operation.
+    what: What is wrong with its result.
+    made: Likewise for the operations from which its operands come: for each of
+      ``lines``, the nearest one at another line of the same function. The fault
+      is at these lines, or between them: a missing operation has no line.
+    used: Likewise for the first operation that uses its result.
+    collective: The last collective before it: name, axes, and line; "" if there
+      is none.
+    share: Fraction of the values that could be compared.
+  """
+
+  lines: tuple[str, ...]
+  primitive: str
+  what: str
+  made: tuple[tuple[str, ...], ...]
+  used: tuple[str, ...]
+  collective: str
+  share: float
+
+
+def source_lines(eqn: Any) -> tuple[str, ...]:
+  """Returns FILE:LINE of the user's code that made an equation, and callers."""
+  traceback = eqn.source_info.traceback
+  return tuple(
+    f"{frame.file_name}:{frame.line_num}"
+    for frame in (() if traceback is None else traceback.frames)
+    if not frame.file_name.startswith(_LIBRARIES)
+  )
+
+
+class Values(NamedTuple):
+  """Equations of a program, and values at the ends of its mapped functions.
+
+  Attributes:
+    equations: Equations that the interpreter can record, in order.
+    arguments: Arguments of `jax.shard_map`: number, spec and axes.
+    leaving: Results of `jax.shard_map`, before they leave it: likewise.
+  """
+
+  equations: list[Equation]
+  arguments: list[tuple[int, Any, list[str]]]
+  leaving: list[tuple[int | None, Any, list[str]]]
+
+
+def values_of(closed: Any) -> Values:
+  """Returns the equations of a program, with numbers of their values."""
+  found = Values([], [], [])
+  fresh = itertools.count()
+
+  def visit(
+    jaxpr: Any, operands: Sequence[int | None], path: tuple[int, ...],
+    outside: int, loops: tuple[int, ...], loop: Any, sizes: dict[str, int],
+    called: tuple[str, ...] | None = None,
+  ) -> list[int | None]:
+    """Visits a jaxpr; returns the numbers of its results.
+
+    ``called`` are the lines that call a library's jitted function.
+    """
+    numbers = dict(zip(jaxpr.invars, operands, strict=True))
+
+    def read(atoms: Sequence[Any]) -> tuple[int | None, ...]:
+      return tuple(
+        None if isinstance(x, core.Literal) else numbers.get(x) for x in atoms
+      )
+
+    for index, eqn in enumerate(jaxpr.eqns):
+      here, mine = (*path, index), read(eqn.invars)
+      lines = source_lines(eqn) if called is None else called
+      inner = next(inner_jaxprs(eqn), None)
+      if inner is None:
+        results = tuple(next(fresh) for _ in eqn.outvars)
+        found.equations.append(
+          Equation(
+            here, eqn, outside, loops, loop, sizes, mine, results, lines
+          )
+        )
+        numbers |= zip(eqn.outvars, results, strict=True)
+        continue
+      inner, p = getattr(inner, "jaxpr", inner), eqn.params
+      mine = mine[len(mine) - len(inner.invars) :]
+      if eqn.primitive.name == "scan":
+        of_results = visit(
+          inner, mine, here, outside, (*loops, p["length"]),
+          loop or (here, p["reverse"]), sizes, called,
+        )
+      elif eqn.primitive.name == "shard_map":
+        axes = [x for x in p["mesh"].axis_names if x in p["newly_manual_axes"]]
+        mine = [next(fresh) for _ in mine]
+        found.arguments.extend(
+          (x, spec, axes) for x, spec in zip(mine, p["in_specs"], strict=True)
+        )
+        manual = {x: p["mesh"].shape[x] for x in axes}
+        of_results = visit(
+          inner, mine, here, len(loops), loops, loop, sizes | manual, called
+        )
+        found.leaving.extend(
+          (x, spec, axes)
+          for x, spec in zip(of_results, p["out_specs"], strict=True)
+        )
+        of_results = [next(fresh) for _ in of_results]
+      else:
+        # The jaxpr of a library's function may be that of an earlier call.
+        info = str(getattr(inner.debug_info, "func_src_info", ""))
+        is_library = any(prefix in info for prefix in _LIBRARIES[:-1])
+        of_results = visit(
+          inner, mine, here, outside, loops, loop, sizes,
+          lines if is_library else called,
+        )
+      numbers |= zip(eqn.outvars, of_results, strict=True)
+    return list(read(jaxpr.outvars))
+
+  jaxpr = closed.jaxpr
+  visit(jaxpr, [next(fresh) for _ in jaxpr.invars], (), 0, (), None, {})
+  return found
+
+
+def _dims(spec: Any) -> dict[str, int]:
+  """Returns the dim of each axis that a spec names."""
+  return {
+    name: dim for dim, entry in enumerate(spec) if entry
+    for name in ((entry,) if isinstance(entry, str) else entry)
+  }
+
+
+def pairs(
+  one: Sequence[Equation], many: Sequence[Equation]
+) -> list[tuple[Equation, Equation]]:
+  """Returns corresponding equations of two programs, in order."""
+
+  def keys(found: Sequence[Equation]) -> list[tuple[str, str, int]]:
+    return [
+      (x.eqn.primitive.name, "".join(x.lines[:1]), len(x.loops)) for x in found
+    ]
+
+  blocks = difflib.SequenceMatcher(
+    None, keys(one), keys(many), autojunk=False
+  ).get_matching_blocks()
+  return [
+    (one[block.a + i], many[block.b + i]) for block in blocks
+    for i in range(block.size)
+    if one[block.a + i].loops == many[block.b + i].loops
+  ]
+
+
+def read_copies(
+  reference: np.ndarray, found: np.ndarray, sizes: Sequence[int], lead: int
+) -> tuple[Role, ...] | None:
+  """Returns how the devices' copies of a value agree with the value.
+
+  Args:
+    reference: The value on one device, ``[*loops, ...]``.
+    found: The copies, ``[*sizes, *loops, ...]``.
+    sizes: Size of each axis.
+    lead: Number of loops.
+
+  Returns:
+    A role per axis, the simplest ones that fit; None if none do.
+
+  Raises:
+    LookupError: The shapes cannot be related.
+
+  Example:
+    >>> x = np.arange(4.0)
+    >>> read_copies(x, x.reshape(2, 2), [2], 0)  # slices along dim 0
+    (Role(kind=0, scaled=False),)
+    >>> read_copies(x, np.stack([x / 2, 3 * x / 2]), [2], 0)  # x is their mean
+    (Role(kind='sum', scaled=True),)
+  """
+  num_axes, sizes = len(sizes), list(sizes)
+  shape, local = reference.shape[lead:], found.shape[len(sizes) + lead :]
+  if len(shape) != len(local):
+    raise LookupError
+  for dim, (size, here) in enumerate(zip(shape, local, strict=True)):
+    if size and here > size and here % size == 0:
+      # A dim of ranks within the value itself is one more axis.
+      at = len(sizes) + lead + dim
+      parts = found.reshape(
+        *found.shape[:at], here // size, size, *found.shape[at + 1 :]
+      )
+      found = np.moveaxis(parts, at, len(sizes))
+      sizes.append(here // size)
+  local = found.shape[len(sizes) + lead :]
+  if any(
+    b == 0 or a % b for a, b in zip(shape, local, strict=True)
+  ) and shape != local:
+    raise LookupError
+  ratios = [a // b if b else 1 for a, b in zip(shape, local, strict=True)]
+  exact = not np.issubdtype(reference.dtype, np.floating)
+  scale = 0.0
+  if reference.size and not exact:
+    finite = np.where(np.isfinite(reference), reference, 0)
+    scale = float(np.abs(finite).max())
+
+  def close(x: np.ndarray, y: np.ndarray) -> bool:
+    if exact:
+      return bool(np.array_equal(x, y))
+    return bool(np.allclose(
+      x, y, rtol=0, atol=_TOLERANCE * scale, equal_nan=True
+    ))
+
+  kinds = [i for i, ratio in enumerate(ratios) if ratio > 1]
+  options = [
+    [Role("equal")] if size == 1
+    else [Role(kind) for kind in (*kinds, "equal")] if exact
+    else [
+      Role(kind, scaled)
+      for scaled in (False, True) for kind in (*kinds, "equal", "sum")
+    ] for size in sizes
+  ]
+  ways = sorted(itertools.product(*options), key=lambda way: sum(
+    (role.kind == "sum") + 2 * role.scaled for role in way
+  ))
+  if not ways or (not scale and not exact):
+    ways = ways[:1]  # zeros agree in every way
+  possible = False
+  for way in ways:
+    joined = [1] * len(ratios)
+    for role, size in zip(way, sizes, strict=True):
+      if isinstance(role.kind, int):
+        joined[role.kind] *= size
+    if joined != ratios and scale:
+      continue
+    possible = True
+    if joined != ratios:
+      return way[:num_axes] if not np.any(found) else None
+    value = _combine(found, way, sizes, lead, close)
+    if value is not None and close(value, reference):
+      return way[:num_axes]
+  if not possible:
+    raise LookupError
+  return None
+
+
+def _combine(
+  found: np.ndarray, way: Sequence[Role], sizes: Sequence[int], lead: int,
+  close: Any,
+) -> np.ndarray | None:
+  """Combines copies by the roles of their axes; None if they contradict."""
+  x = found
+  for axis in reversed(range(len(way))):
+    kind = way[axis].kind
+    if kind == "equal":
+      if not close(x, np.broadcast_to(x.take([0], axis), x.shape)):
+        return None
+      x = x.take(0, axis)
+    elif kind == "sum":
+      x = x.sum(axis)
+    else:
+      # [.., n, .., k, ..] -> [.., .., n * k, ..]; outer axes come later.
+      dim = axis + lead + kind
+      x = np.moveaxis(x, axis, dim)
+      x = x.reshape(*x.shape[:dim], -1, *x.shape[dim + 2 :])
+    if way[axis].scaled:
+      x = x / sizes[axis]
+  return x
+
+
+def locate(
+  one: LayoutProgram, many: LayoutProgram, args: Sequence[Any]
+) -> Location | None:
+  """Returns where a layout begins to differ from one device.
+
+  Args:
+    one: The step on one device.
+    many: The step on a layout.
+    args: Flat arguments of both.
+
+  Returns:
+    The location; None if all values that could be compared agree.
+  """
+  found = values_of(many.closed)
+  trace = _Trace(found.equations, many.layout, {
+    number: tuple(Role(_dims(spec).get(axis, "equal")) for axis in axes)
+    for number, spec, axes in found.arguments
+  })
+  matched = [
+    pair for pair in pairs(values_of(one.closed).equations, found.equations)
+    if max(x.num_bytes for x in pair) <= _BUDGET
+    and pair[1].eqn.primitive.name not in _IDENTITIES
+  ]
+  # In a loop, a later operation of an earlier iteration is the first one.
+  first: tuple[int, Equation, str] | None = None
+  for group in _groups(matched):
+    recorded = _recorded(one, many, args, group)
+    for (mine, theirs), (x, y) in zip(group, recorded, strict=True):
+      if first is not None and theirs.loop != first[1].loop:
+        return trace.location(*first[1:])
+      wrong = trace.compare(mine, theirs, x, y)
+      if not wrong:
+        continue
+      if theirs.loop is None:
+        return trace.location(theirs, wrong)
+      when = _first_iteration(mine, theirs, x, y, many.layout)
+      if first is None or when < first[0]:
+        first = when, theirs, wrong
+  if first is not None:
+    return trace.location(*first[1:])
+  return trace.leaving(found.leaving)
+
+
+def _first_iteration(
+  mine: Equation, theirs: Equation, x: Sequence[np.ndarray],
+  y: Sequence[np.ndarray], layout: Mapping[str, int],
+) -> int:
+  """Returns the first iteration of the outermost loop with a wrong result.
+
+  Iterations are numbered in the order of their execution.
+  """
+  assert theirs.loop is not None
+  length, reverse = theirs.loops[0], theirs.loop[1]
+
+  def wrong(index: int) -> bool:
+    for a, b in zip(x, y, strict=True):
+      # The dim of the loop is after that of devices if it is inside.
+      at, bt = (int(bool(e.sizes) and not e.outside) for e in (mine, theirs))
+      parts = a.take([index], at), b.take([index], bt)
+      try:
+        if _read(mine, theirs, *parts, layout) is None:
+          return True
+      except LookupError:
+        continue
+    return False
+
+  order = range(length)[::-1] if reverse else range(length)
+  return next((i for i, index in enumerate(order) if wrong(index)), length)
+
+
+def _groups(
+  matched: Sequence[tuple[Equation, Equation]],
+) -> Iterator[list[tuple[Equation, Equation]]]:
+  """Yields consecutive pairs whose values fit into the budget."""
+  group: list[tuple[Equation, Equation]] = []
+  size = 0
+  for pair in matched:
+    needed = pair[0].num_bytes + pair[1].num_bytes
+    if group and size + needed > _BUDGET:
+      yield group
+      group, size = [], 0
+    group.append(pair)
+    size += needed
+  if group:
+    yield group
+
+
+def _recorded(
+  one: LayoutProgram, many: LayoutProgram, args: Sequence[Any],
+  group: Sequence[tuple[Equation, Equation]],
+) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+  """Returns the values of pairs of equations, in float64."""
+  found = []
+  for program, side in ((one, 0), (many, 1)):
+    wanted = Recorder(frozenset(pair[side].path for pair in group))
+    _, values = program.run_by_equations(args, in_float64, wanted, wide=True)
+    found.append([values[pair[side].path] for pair in group])
+  return list(zip(*found, strict=True))
+
+
+def _read(
+  mine: Equation, theirs: Equation, a: np.ndarray, b: np.ndarray,
+  layout: Mapping[str, int],
+) -> tuple[Role, ...] | None:
+  """Returns the roles of a recorded value, with a device dim if it has one.
+
+  Outside of `jax.shard_map` they are those of the layout's axes.
+  """
+  if mine.sizes:
+    a = a.take(0, mine.outside)  # the only device
+  sizes = list((theirs.sizes or layout).values())
+  if theirs.sizes:
+    b = np.moveaxis(b, theirs.outside, 0)
+    b = b.reshape(*sizes, *b.shape[1:])
+  else:
+    b = np.broadcast_to(b, (*sizes, *b.shape))
+  return read_copies(a, b, sizes, len(theirs.loops))
+
+
+class _Trace:
+  """Roles of the values of a layout's program, and where they come from."""
+
+  def __init__(
+    self, equations: Sequence[Equation], layout: Mapping[str, int],
+    roles: dict[int, tuple[Role, ...]],
+  ) -> None:
+    self.equations, self.layout, self.roles = equations, layout, roles
+    self.makers = {x: eqn for eqn in equations for x in eqn.results}
+    self.users: dict[int, Equation] = {}
+    for eqn in equations:
+      for x in eqn.operands:
+        if x is not None:
+          self.users.setdefault(x, eqn)
+    self.compared = 0
+
+  def compare(
+    self, mine: Equation, theirs: Equation, x: Sequence[np.ndarray],
+    y: Sequence[np.ndarray],
+  ) -> str:
+    """Reads the roles of results; returns what is wrong with them, or "".
+
+    Integers may differ, for example numbers of devices and of positions.
+    """
+    self.compared += 1
+    for number, a, b in zip(theirs.results, x, y, strict=True):
+      try:
+        found = _read(mine, theirs, a, b, self.layout)
+      except LookupError:
+        continue
+      if found is not None:
+        self.roles[number] = found
+      elif np.issubdtype(a.dtype, np.floating):
+        return "its result differs"
+    return self.mixed(theirs)
+
+  def mixed(self, x: Equation) -> str:
+    """Returns what is wrong if operands of a sum have other roles; else ""."""
+    if x.eqn.primitive.name not in _SUMS:
+      return ""
+    of_operands = [self.roles.get(y) for y in x.operands if y is not None]
+    if len(of_operands) < 2 or None in of_operands:
+      return ""
+    sizes = x.sizes or self.layout
+    for axis, *found in zip(sizes, *of_operands, strict=False):
+      if sizes[axis] > 1 and len({role.scaled for role in found}) > 1:
+        return (
+          "it adds values of which only one has to be divided by the size of "
+          f"{axis!r}: a mean over {axis!r} is missing"
+        )
+      if sizes[axis] > 1 and {role.kind for role in found} >= {"sum", "equal"}:
+        return (
+          f"it adds a summand of {axis!r} to a value that is equal on all "
+          f"devices: a sum over {axis!r} is missing, or is taken later"
+        )
+    return ""
+
+  def leaving(
+    self, found: Sequence[tuple[int | None, Any, list[str]]]
+  ) -> Location | None:
+    """Returns a value that leaves `jax.shard_map` as equal, but is not."""
+    for number, spec, axes in found:
+      if number not in self.makers:
+        continue
+      for axis, role in zip(axes, self.roles.get(number, ()), strict=False):
+        if axis in _dims(spec) or not (role.kind == "sum" or role.scaled):
+          continue
+        what = "mean" if role.scaled else "sum"
+        return self.location(self.makers[number], (
+          f"its result leaves as if it were equal over {axis!r}, but a {what} "
+          f"over {axis!r} is missing"
+        ))
+    return None
+
+  def location(self, x: Equation, what: str) -> Location:
+    """Returns the location of an equation."""
+    before = [
+      y for y in self.equations[: self.equations.index(x)]
+      if y.eqn.primitive.name in _COLLECTIVES
+    ]
+    collective = ""
+    if before:
+      last = before[-1]
+      names = last.eqn.params.get("axes", last.eqn.params.get("axis_name"))
+      where = "".join(last.lines[:1])
+      collective = f"{last.eqn.primitive.name} over {names} at {where}"
+    used = next((
+      self.users[y].lines for y in x.results if y in self.users
+    ), ())
+    return Location(
+      x.lines, x.eqn.primitive.name, what, self.origins(x), used, collective,
+      self.compared / len(self.equations),
+    )
+
+  def origins(self, x: Equation) -> tuple[tuple[str, ...], ...]:
+    """Returns the lines of earlier operations; see `Location.made`."""
+    found: dict[int, tuple[str, ...]] = {}
+    here = x.lines[::-1]  # outermost first
+    queue, seen = [x], {x.path}
+    while queue and len(found) < len(here):
+      for number in queue.pop(0).operands:
+        before = self.makers.get(number) if number is not None else None
+        if before is None or before.path in seen:
+          continue
+        seen.add(before.path)
+        queue.append(before)
+        chains = zip(here, before.lines[::-1], strict=False)
+        level = next((i for i, (a, b) in enumerate(chains) if a != b), None)
+        if level is not None:
+          found.setdefault(level, before.lines)
+    return tuple(found[level] for level in sorted(found, reverse=True))

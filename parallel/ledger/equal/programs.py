@@ -1,0 +1,279 @@
+"""A step on one layout: traced, run as it is, and run by its equations."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.extend import core
+import jax.numpy as jnp
+import numpy as np
+
+from parallel.ledger.equal.interpret import (
+  Recorder,
+  Rule,
+  inner_jaxprs,
+  interpreted,
+)
+
+# Builds a step for a layout, axis -> number of devices; {} is one device.
+Builder = Callable[[Mapping[str, int]], tuple[Any, Sequence[Any]]]
+_CALLBACKS = {"pure_callback", "io_callback", "debug_callback"}
+_RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
+
+
+def parse_layouts(text: str) -> list[dict[str, int]]:
+  """Parses layouts: axes and devices, separated by spaces.
+
+  Raises:
+    ValueError: The text has another form.
+
+  Example:
+    >>> parse_layouts("data:8 data:2,tensor:4")
+    [{'data': 8}, {'data': 2, 'tensor': 4}]
+  """
+  found = []
+  for layout in text.split():
+    axes: dict[str, int] = {}
+    for part in layout.split(","):
+      name, _, size = part.partition(":")
+      if not name or not size.isdecimal() or int(size) < 1 or name in axes:
+        raise ValueError(
+          f"layouts={text!r}: {part!r} must be AXIS:DEVICES, each axis once, "
+          "as in 'data:8 data:2,tensor:4'"
+        )
+      axes[name] = int(size)
+    found.append(axes)
+  if not found:
+    raise ValueError("layouts='' must name one layout or more, such as data:8")
+  return found
+
+
+def format_layout(layout: Mapping[str, int]) -> str:
+  """Formats a layout as `parse_layouts` reads it; "one device" for {}."""
+  return ",".join(f"{k}:{n}" for k, n in layout.items()) or "one device"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LayoutProgram:
+  """A step on a layout, with the arguments of its first execution.
+
+  Attributes:
+    layout: Axis -> number of devices.
+    traced: The traced step.
+    compiled: The compiled step.
+    args: Flat arguments on the host; typed random keys are jax arrays.
+    num_state: Number of the first flat arguments that are replaced by the first
+      flat results after a step; 0 if the results have another structure.
+  """
+
+  layout: Mapping[str, int]
+  traced: Any
+  compiled: Any
+  args: list[Any]
+  num_state: int
+
+  @functools.cached_property
+  def result_names(self) -> list[str]:
+    """Paths of the results, such as "[0]['w']"."""
+    paths = jax.tree.leaves_with_path(self.traced.out_info)
+    return [jax.tree_util.keystr(path) or "result" for path, _ in paths]
+
+  @functools.cached_property
+  def result_types(self) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and dtypes of the results."""
+    leaves = jax.tree.leaves(self.traced.out_info)
+    return [(x.shape, str(x.dtype)) for x in leaves]
+
+  @property
+  def structure(self) -> Any:
+    """Tree structure of the results."""
+    return jax.tree.structure(self.traced.out_info)
+
+  @property
+  def closed(self) -> Any:
+    """Closed jaxpr of the step."""
+    return self.traced.jaxpr
+
+  @property
+  def bytes_needed(self) -> int:
+    """Bytes of all virtual devices while the step runs in float64."""
+    memory = self.compiled.memory_analysis()
+    shardings = jax.tree.leaves(self.compiled.input_shardings[0])
+    number = max((len(x.device_set) for x in shardings), default=1)
+    return 2 * number * (
+      memory.argument_size_in_bytes + memory.output_size_in_bytes
+      + memory.temp_size_in_bytes
+    )
+
+  def _placed(self, args: Sequence[Any]) -> list[Any]:
+    shardings = jax.tree.leaves(self.compiled.input_shardings[0])
+    return [jax.device_put(x, s) for x, s in zip(args, shardings, strict=True)]
+
+  def run(self, args: Sequence[Any]) -> list[np.ndarray]:
+    """Runs the compiled step on flat arguments; returns flat results."""
+    tree = jax.tree.structure(self.compiled.input_shardings[0])
+    results = self.compiled(*tree.unflatten(self._placed(args)))
+    return [_to_host(x) for x in jax.tree.leaves(results)]
+
+  def run_by_equations(
+    self, args: Sequence[Any], rule: Rule | None = None,
+    recorder: Recorder | None = None, wide: bool = False,
+  ) -> tuple[list[np.ndarray], dict[tuple[int, ...], list[np.ndarray]]]:
+    """Runs the equations of the step.
+
+    Args:
+      args: Flat arguments on the host.
+      rule: Replaces equations (`parallel.ledger.equal.interpret`).
+      recorder: Equations whose results are returned, too.
+      wide: Whether arguments and results are float64.
+
+    Returns:
+      The flat results, and the recorded results by path of their equation.
+    """
+    run = jax.jit(interpreted(self.closed, rule, recorder, wide))
+    with jax.enable_x64(wide):
+      if wide:
+        args = [
+          np.asarray(x, "float64") if _is_floating(x) else x for x in args
+        ]
+      results, found = run(*self._placed(args))
+      return (
+        [_to_host(x) for x in results],
+        {path: [_to_host(x) for x in xs] for path, xs in found.items()},
+      )
+
+  def next_args(
+    self, args: Sequence[Any], results: Sequence[np.ndarray]
+  ) -> list[Any]:
+    """Returns the arguments of the next step."""
+    return [*results[: self.num_state], *args[self.num_state :]]
+
+  @functools.cached_property
+  def primitives(self) -> set[str]:
+    """Names of all primitives of the step."""
+    found: set[str] = set()
+
+    def visit(jaxpr: Any) -> None:
+      for eqn in jaxpr.eqns:
+        found.add(eqn.primitive.name)
+        for value in jax.tree.leaves(
+          list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+          inner = getattr(value, "jaxpr", value)
+          if hasattr(inner, "eqns"):
+            visit(inner)
+
+    visit(self.closed.jaxpr)
+    return found
+
+  def random_depends_on_device(self) -> bool:
+    """Returns whether a device's number influences its random numbers."""
+
+    def visit(jaxpr: Any, marked: Sequence[bool]) -> tuple[list[bool], bool]:
+      """Returns which results depend on the device, and whether draws do."""
+      depends = dict(zip(jaxpr.invars, marked, strict=True))
+      drawn = False
+      for eqn in jaxpr.eqns:
+        of_operands = [depends.get(x, False) for x in eqn.invars
+                       if not isinstance(x, core.Literal)]
+        any_operand = any(of_operands)
+        drawn |= any_operand and eqn.primitive.name in _RANDOM
+        inner = next(inner_jaxprs(eqn), None)
+        if inner is not None:
+          inner = getattr(inner, "jaxpr", inner)
+          flags = [
+            not isinstance(x, core.Literal) and depends.get(x, False)
+            for x in eqn.invars
+          ]
+          flags = flags[len(flags) - len(inner.invars):]
+          of_results, inside = visit(inner, flags)
+          drawn |= inside
+          any_operand |= any(of_results)
+        if eqn.primitive.name == "axis_index":
+          any_operand = True
+        depends |= dict.fromkeys(eqn.outvars, any_operand)
+      return [
+        not isinstance(x, core.Literal) and depends.get(x, False)
+        for x in jaxpr.outvars
+      ], drawn
+
+    jaxpr = self.closed.jaxpr
+    return visit(jaxpr, [False] * len(jaxpr.invars))[1]
+
+  def has_callbacks(self) -> bool:
+    """Returns whether the step calls functions on the host."""
+    return bool(self.primitives & _CALLBACKS)
+
+
+def build(
+  builder: Builder, layout: Mapping[str, int], seed: int = 0
+) -> LayoutProgram:
+  """Builds and compiles a step on a layout.
+
+  Args:
+    builder: Function of the layout that returns a jitted step and arguments.
+      Arguments that are `jax.ShapeDtypeStruct` are drawn from the seed.
+    layout: Axis -> number of devices.
+    seed: Determines drawn arguments, equally for all layouts.
+
+  Raises:
+    ValueError: The function returns something else, or the step fails.
+  """
+  try:
+    step, args = builder(layout)
+    assert callable(getattr(step, "trace", None))
+  except Exception as error:
+    raise ValueError(
+      "the program must return (jitted function, arguments): "
+      f"{type(error).__name__}: {_first_line(error)}"
+    ) from error
+  try:
+    traced = step.trace(*args)
+    compiled = traced.lower().compile()
+  except Exception as error:
+    raise ValueError(
+      f"the step cannot be compiled: {type(error).__name__}: "
+      f"{_first_line(error)}"
+    ) from error
+  flat = [
+    _drawn(x, seed + place) if isinstance(x, jax.ShapeDtypeStruct)
+    else _to_host(x) for place, x in enumerate(jax.tree.leaves(tuple(args)))
+  ]
+  first = args[0] if args else ()
+  state = traced.out_info
+  if isinstance(state, tuple) and jax.tree.structure(state) != (
+    jax.tree.structure(first)
+  ):
+    state = state[0] if state else ()
+  same = jax.tree.structure(state) == jax.tree.structure(first) and all(
+    (jnp.shape(x), jnp.result_type(x)) == (y.shape, y.dtype)
+    for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(state), strict=True)
+  )
+  number = len(jax.tree.leaves(first)) if same else 0
+  return LayoutProgram(layout, traced, compiled, flat, number)
+
+
+def _drawn(x: jax.ShapeDtypeStruct, seed: int) -> np.ndarray:
+  """Draws an argument of which only the shape is given."""
+  rng = np.random.default_rng(seed)
+  if jnp.issubdtype(x.dtype, jnp.floating):
+    scale = max(x.shape[-2], 1) ** -0.5 if len(x.shape) > 1 else 1.0
+    return (scale * rng.normal(size=x.shape)).astype(x.dtype)
+  return rng.integers(2, size=x.shape).astype(x.dtype)
+
+
+def _is_floating(x: Any) -> bool:
+  return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _to_host(x: Any) -> Any:
+  """Returns an array on the host; typed random keys are returned unchanged."""
+  if jnp.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key):
+    return x
+  return np.asarray(x)
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).strip() or "no message").splitlines()[0]

@@ -1,0 +1,314 @@
+"""Rounding or bug: differences between layouts against a measured envelope.
+
+The envelope of a result is how much it changes on one device if the order of
+sums changes (`parallel.ledger.equal.interpret.permuted`), if arguments change
+by one unit in the last place, and if the step is computed in float64. The same
+changes are measured in float64, where rounding is 2^29 times smaller than in
+float32, and a bug has the same size as before. So the two comparisons seldom
+contradict each other:
+
+| own dtype | float64 | verdict |
+|---|---|---|
+| inside | inside | rounding |
+| any | outside | bug |
+| outside | inside | bug: the layout computes in fewer bits |
+| otherwise | | undecided |
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from parallel.ledger.equal.interpret import in_float64, permuted
+from parallel.ledger.equal.programs import LayoutProgram
+
+Verdict = Literal["rounding", "undecided", "bug"]
+_WORST: tuple[Verdict, ...] = ("rounding", "undecided", "bug")
+# Differences in multiples of the envelope: up to the first number they are
+# rounding, from the second on a bug.
+_OWN_LIMITS = (16.0, 64.0)
+_WIDE_LIMITS = (1e3, 1e6)
+_SEEDS = (0, 1)  # of permutations, and of changed arguments
+
+
+class Size(NamedTuple):
+  """Size of a difference: root mean square, and largest absolute value."""
+
+  rms: float
+  largest: float
+
+  def over(self, other: "Size") -> float:
+    """Returns the larger ratio of the two numbers to those of ``other``."""
+    return max(
+      0.0 if x == 0 else float("inf") if y == 0 else x / y
+      for x, y in zip(self, other, strict=True)
+    )
+
+
+def size_of(x: np.ndarray) -> Size:
+  """Returns the size of an array."""
+  x = np.asarray(x, "float64")
+  if not x.size:
+    return Size(0.0, 0.0)
+  return Size(float(np.sqrt(np.mean(np.square(x)))), float(np.abs(x).max()))
+
+
+def difference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+  """Returns x - y in float64; 0 where both are equal or both are NaN."""
+  x, y = (np.asarray(a, "float64") for a in (x, y))
+  with np.errstate(invalid="ignore"):
+    found = x - y
+  return np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, found)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultComparison:
+  """Comparison of one result of the first step.
+
+  Attributes:
+    name: Path of the result.
+    verdict: What the difference is.
+    difference: Difference in the step's own dtypes, absolute.
+    relative: Largest difference, relative to the root mean square of the result
+      on one device.
+    own: Difference in multiples of the envelope.
+    wide: Likewise in float64.
+  """
+
+  name: str
+  verdict: Verdict
+  difference: Size
+  relative: float
+  own: float
+  wide: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reference:
+  """Results on one device, and how much rounding changes them.
+
+  Attributes:
+    program: The step on one device.
+    results: Results of the first step.
+    wide: Results in float64.
+    envelope: Size of changes by rounding, by result.
+    wide_envelope: Likewise in float64.
+  """
+
+  program: LayoutProgram
+  results: Sequence[np.ndarray]
+  wide: Sequence[np.ndarray]
+  envelope: Sequence[Size]
+  wide_envelope: Sequence[Size]
+
+
+def measure(program: LayoutProgram) -> Reference:
+  """Runs a step on one device, and measures its envelope.
+
+  Raises:
+    ValueError: Two executions differ.
+  """
+  args = program.args
+  results = program.run(args)
+  for name, x, y in zip(
+    program.result_names, results, program.run(args), strict=True
+  ):
+    if size_of(difference(x, y)).largest:
+      raise ValueError(
+        f"the step is not deterministic on one device: {name} differs between "
+        "two executions with equal arguments"
+      )
+  wide, _ = program.run_by_equations(args, in_float64, wide=True)
+  changed = [wide]
+  wide_changed = []
+  for seed in _SEEDS:
+    changed.append(program.run_by_equations(args, permuted(seed))[0])
+    changed.append(program.run(nudged(args, seed)))
+    wide_changed.append(program.run_by_equations(
+      args, permuted(seed, in_float64), wide=True
+    )[0])
+    wide_args = nudged([_widened(x) for x in args], seed)
+    wide_changed.append(
+      program.run_by_equations(wide_args, in_float64, wide=True)[0]
+    )
+  return Reference(
+    program, results, wide, _envelope(results, changed),
+    _envelope(wide, wide_changed),
+  )
+
+
+def nudged(args: Sequence[Any], seed: int) -> list[Any]:
+  """Returns arguments whose floats change by one unit in the last place."""
+  rng = np.random.default_rng(seed)
+
+  def change(x: Any) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      return x
+    towards = np.where(rng.random(x.shape) < 0.5, -np.inf, np.inf)
+    # NumPy has no next bfloat16; a relative change by its epsilon is near.
+    if x.dtype.itemsize < 4:
+      eps = float(jnp.finfo(x.dtype).eps)
+      return (np.asarray(x, "float32") * (1 + eps * np.sign(towards))).astype(
+        x.dtype
+      )
+    return np.nextafter(x, towards.astype(x.dtype)).astype(x.dtype)
+
+  return [change(x) for x in args]
+
+
+def _widened(x: Any) -> Any:
+  floating = jnp.issubdtype(x.dtype, jnp.floating)
+  return np.asarray(x, "float64") if floating else x
+
+
+def _envelope(
+  results: Sequence[np.ndarray], changed: Sequence[Sequence[np.ndarray]]
+) -> list[Size]:
+  """Returns the largest change of each result, at least one rounding of it."""
+  found = []
+  for place, x in enumerate(results):
+    eps = 0.0
+    if jnp.issubdtype(x.dtype, jnp.floating):
+      eps = float(jnp.finfo(x.dtype).eps)
+    sizes = [size_of(difference(run[place], x)) for run in changed]
+    scale = size_of(np.where(np.isfinite(np.asarray(x, "float64")), x, 0))
+    found.append(Size(
+      max(eps * scale.rms, *(s.rms for s in sizes)),
+      max(eps * scale.rms, *(s.largest for s in sizes)),
+    ))
+  return found
+
+
+def compare(
+  reference: Reference, program: LayoutProgram
+) -> tuple[list[ResultComparison], list[np.ndarray], list[np.ndarray]]:
+  """Compares the first step on a layout with that on one device.
+
+  Returns:
+    A comparison per result, the results, and the results in float64.
+
+  Raises:
+    ValueError: The results have another structure or other shapes.
+  """
+  one = reference.program
+  if program.structure != one.structure or (
+    program.result_types != one.result_types
+  ):
+    raise ValueError(
+      "the structure, shapes or dtypes of the results depend on the layout: "
+      f"{_first_other(one, program)}"
+    )
+  results = program.run(reference.program.args)
+  wide, _ = program.run_by_equations(
+    reference.program.args, in_float64, wide=True
+  )
+  found = []
+  for place, name in enumerate(one.result_names):
+    own_change = difference(results[place], reference.results[place])
+    wide_change = difference(wide[place], reference.wide[place])
+    own = size_of(own_change).over(reference.envelope[place])
+    of_wide = size_of(wide_change).over(reference.wide_envelope[place])
+    if not jnp.issubdtype(results[place].dtype, jnp.floating):
+      own = of_wide  # rounding may change, for example, the index of a maximum
+    scale = size_of(reference.results[place]).rms
+    largest = size_of(own_change)
+    found.append(ResultComparison(
+      name, _decide(own, of_wide), largest,
+      largest.largest / scale if scale else float(largest.largest > 0),
+      own, of_wide,
+    ))
+  return found, results, wide
+
+
+def _decide(own: float, wide: float) -> Verdict:
+  if wide >= _WIDE_LIMITS[1]:
+    return "bug"
+  if wide > _WIDE_LIMITS[0]:
+    return "undecided"
+  if own >= _OWN_LIMITS[1]:
+    return "bug"
+  return "undecided" if own > _OWN_LIMITS[0] else "rounding"
+
+
+def worst(found: Sequence[ResultComparison]) -> Verdict:
+  """Returns the worst verdict of several results."""
+  return max((x.verdict for x in found), key=_WORST.index, default="rounding")
+
+
+def _first_other(one: LayoutProgram, program: LayoutProgram) -> str:
+  for name, mine, theirs in zip(
+    one.result_names, one.result_types, program.result_types, strict=False
+  ):
+    if mine != theirs:
+      return f"{name} is {theirs[1]}{list(theirs[0])} instead of {mine[1]}" + (
+        f"{list(mine[0])}"
+      )
+  return "another tree"
+
+
+def explain(
+  reference: np.ndarray, found: np.ndarray, before: np.ndarray | None,
+  axes: Mapping[str, int],
+) -> str:
+  """Returns what would explain a wrong result; "" if nothing simple does.
+
+  Args:
+    reference: Result on one device, in float64.
+    found: Result on the layout, in float64.
+    before: Argument that the result replaces; None if there is none.
+    axes: Axis -> number of devices.
+  """
+  mine, theirs = (np.asarray(x, "float64") for x in (reference, found))
+  what = "it"
+  if before is not None:
+    mine, theirs = (x - np.asarray(before, "float64") for x in (mine, theirs))
+    what = "its change"
+  scale = size_of(mine).largest
+  if not scale:
+    return "" if before is None else "it changes, but does not on one device"
+  if not size_of(theirs).largest:
+    return f"{what} is zero: a stale or unused value"
+  factor = float(np.vdot(mine, theirs) / np.vdot(mine, mine))
+  if np.allclose(theirs, factor * mine, rtol=1e-4, atol=1e-6 * scale):
+    for names, size in _products(axes):
+      for value, meaning in (
+        (size, "a sum where a mean is meant, or a sum taken twice"),
+        (1 / size, "a mean taken twice, or a missing sum"),
+        (size**2, "a sum taken twice"),
+      ):
+        if abs(factor / value - 1) < 1e-3:
+          return (
+            f"{what} is {factor:.4g} times too large over {names}: {meaning}"
+          )
+    return f"{what} is multiplied by {factor:.6g}"
+  right = np.isclose(theirs, mine, rtol=1e-6, atol=1e-9 * scale)
+  for dim in range(mine.ndim):
+    others = tuple(i for i in range(mine.ndim) if i != dim)
+    rows = right.all(axis=others)
+    share = rows.mean()
+    if 0 < share < 1:
+      empty = not np.any(np.compress(~rows, theirs, axis=dim))
+      return (
+        f"{what} is right in {share:.0%} of the slices along dim {dim}"
+        + (" and zero in the others" if empty else "")
+      )
+    if mine.shape[dim] > 1 and np.allclose(
+      np.sort(mine, axis=dim), np.sort(theirs, axis=dim), rtol=1e-6
+    ):
+      return f"{what} has the right slices along dim {dim} in another order"
+  return ""
+
+
+def _products(axes: Mapping[str, int]) -> list[tuple[str, int]]:
+  """Returns names and sizes of all axes and of all products of axes."""
+  found: list[tuple[str, int]] = []
+  names = [name for name, size in axes.items() if size > 1]
+  for mask in range(1, 2 ** len(names)):
+    chosen = [name for i, name in enumerate(names) if mask >> i & 1]
+    found.append(
+      (" x ".join(chosen), int(np.prod([axes[name] for name in chosen])))
+    )
+  return sorted(found, key=lambda item: len(item[0]))
