@@ -27,7 +27,9 @@ REMATS = ("none", "reduced", "full")
 KEEPS = ("residuals", "inputs")
 # Keys of a training run's config -> field of a configuration.
 CONFIG_KEYS = {
-  f"parallel.{kind.name}": kind.planned for kind in AXES if kind.planned
+  f"parallel.{kind.name}": kind.planned
+  # Optional axes (stages) first, as in the text of a configuration.
+  for kind in sorted(AXES, key=lambda kind: not kind.optional) if kind.planned
 } | {
   "train.accumulation": "microbatches",
   "zero.scheme": "scheme", "memory.moments": "offload", "sync.route": "route",
