@@ -3,8 +3,6 @@
   python -m launch.sends docs/examples/mlp.py:step --devices=8
 """
 
-import math
-
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -49,10 +47,10 @@ def step():
 def layouts(layout, width=64, hidden=128, batch=32):
   """Returns the step on a layout, {axis: devices}, for ``launch.equal``."""
   names = ("data", "fsdp", "tensor")
-  sizes = tuple(layout.get(name, 1) for name in names)
+  data, fsdp, tensor = sizes = [layout.get(name, 1) for name in names]
   mesh = jax.make_mesh(
     sizes, names, axis_types=(AxisType.Auto,) * 3,
-    devices=jax.devices()[: math.prod(sizes)],
+    devices=jax.devices()[: data * fsdp * tensor],
   )
 
   def array(shape, *spec):
