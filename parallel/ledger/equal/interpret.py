@@ -161,15 +161,16 @@ class _Run:
     self, eqn: Any, operands: list[Any], place: Place
   ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
     p, inner = eqn.params, eqn.params["jaxpr"]
-    first, last = p["num_consts"], p["num_consts"] + p["num_carry"]
+    first, num_carry = _scan_sizes(eqn)
+    last = first + num_carry
     inside = place._replace(loops=(*place.loops, p["length"]))
 
     def body(carry, xs):
       results, found = self.jaxpr(
         inner.jaxpr, inner.consts, [*operands[:first], *carry, *xs], inside
       )
-      carried = tuple(results[: p["num_carry"]])
-      return carried, (tuple(results[p["num_carry"] :]), found)
+      carried = tuple(results[:num_carry])
+      return carried, (tuple(results[num_carry:]), found)
 
     carry, (ys, found) = lax.scan(
       body, tuple(operands[first:last]), tuple(operands[last:]),
@@ -241,6 +242,16 @@ class _Run:
       axis_names=set(axes), check_vma=False,
     )(*operands)
     return results, found
+
+
+def _scan_sizes(eqn: Any) -> tuple[int, int]:
+  """Returns the numbers of constants and of carried values of a scan."""
+  p = eqn.params
+  if "num_consts" in p:
+    return p["num_consts"], p["num_carry"]
+  # jax 0.12 has the structure of the operands instead.
+  consts, carry, _ = p["ft_in"].update(range(len(eqn.invars))).unpack()
+  return len(list(consts)), len(list(carry))
 
 
 def _equation(jaxpr: Any, path: tuple[int, ...]) -> Any:
