@@ -486,7 +486,10 @@ class Program:
           shape=(*lead, *of_rows.shape), tensor=of_rows,
           num_stored_dims=num_rest + 1,
         )
-      kept = {"column": tensor.shape[1:], "scalar": ()}[shape]
+      # Only the number of dims of a low-rank factor matters.
+      kept = {
+        "column": tensor.shape[1:], "low_rank": (0, 0), "scalar": ()
+      }[shape]
       own = self.layout.shards and self.layout.shards.of_tensor(tensor)
       num_levels = own.partition.optimizer if own else 0
       return leaf._replace(

@@ -14,7 +14,8 @@ from caatnet.schema.fields import (
 
 # Optimizers declare the arrays of their state: name -> shape, which is "same"
 # for arrays of the parameter's shape, "row" or "column" for a value per row
-# (first dim of the matrix) or column, "scalar" for a value per matrix.
+# (first dim of the matrix) or column, "low_rank" for a factor with two dims
+# that no partition cuts, "scalar" for a value per matrix.
 Moments = Mapping[str, str]
 
 

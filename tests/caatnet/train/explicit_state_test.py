@@ -243,6 +243,7 @@ def test_run_resumes_on_another_layout(tmp_path):
 class RowState(NamedTuple):
   squares: Any
   largest: Any
+  factor: Any
   count: jax.Array
 
 
@@ -270,7 +271,8 @@ def row_scaled(program):
     columns = {
       "blocks": {"w": jnp.zeros((2, toy.INPUTS))}, "w": jnp.zeros(toy.TARGETS)
     }
-    return RowState(squares, columns, jnp.zeros((), "int32"))
+    factor = jax.tree.map(lambda x: x[..., None], columns)
+    return RowState(squares, columns, factor, jnp.zeros((), "int32"))
 
   def update(grads, state, params=None):
     def new(tensor, square, g):
@@ -289,12 +291,14 @@ def row_scaled(program):
     found = jax.tree.map(scaled, tensors, matrices(grads), squares)
     updates = jax.tree.map(lambda g: -0.01 * g, grads | found)
     largest = jax.tree.map(lambda x: x + 1, state.largest)
-    return updates, RowState(squares, largest, state.count + 1)
+    return updates, RowState(
+      squares, largest, state.factor, state.count + 1
+    )
 
   return optax.GradientTransformation(init, update)
 
 
-ROWS = (("squares", "row"), ("largest", "column"))
+ROWS = (("squares", "row"), ("largest", "column"), ("factor", "low_rank"))
 
 
 def after_steps(**options):
@@ -329,6 +333,7 @@ def test_moments_by_row_are_cut_with_the_rows_of_their_matrix(options):
   assert stored.params["blocks"]["w"].shape[-2:] == (2, 6)
   assert stored.opt_state.squares["blocks"]["w"].shape[-2:] == (2, 2)
   assert stored.opt_state.largest["blocks"]["w"].shape == (1, 2, 3)
+  assert stored.opt_state.factor["blocks"]["w"].shape == (1, 2, 3, 1)
 
 
 def test_moments_by_row_are_updated_in_parts_as_at_once():
