@@ -22,7 +22,7 @@ def updated(
   Args:
     program: The model on a mesh.
     state: Nested dict of ``[W, ...]`` for the W workers on this device.
-    statistics: What the model has reported, in the same structure.
+    statistics: Sums of the model's reports, in the same structure.
     averaged: Whether the new state is averaged over all workers.
   """
   if not state:

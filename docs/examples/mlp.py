@@ -26,40 +26,36 @@ def update(params, x):
   return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
 
 
+def arguments(mesh, width, hidden, batch, dtype):
+  """Returns shapes of the parameters and of a batch, without data."""
+  def array(shape, *spec):
+    return jax.ShapeDtypeStruct(
+      shape, dtype, sharding=NamedSharding(mesh, P(*spec))
+    )
+
+  params = {
+    "up": array((LAYERS, width, hidden), None, "fsdp", "tensor"),
+    "down": array((LAYERS, hidden, width), None, "tensor", "fsdp"),
+  }
+  return params, array((batch, width), "data")
+
+
 def step():
-  """Returns the jitted step and its arguments, as shapes without data."""
+  """Returns the jitted step and its arguments."""
   mesh = jax.make_mesh(
     (2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3
   )
-
-  def array(shape, *spec):
-    sharding = NamedSharding(mesh, P(*spec))
-    return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
-
-  params = {
-    "up": array((LAYERS, WIDTH, HIDDEN), None, "fsdp", "tensor"),
-    "down": array((LAYERS, HIDDEN, WIDTH), None, "tensor", "fsdp"),
-  }
-  x = array((BATCH, WIDTH), "data")
-  return jax.jit(update, donate_argnums=0), (params, x)
+  args = arguments(mesh, WIDTH, HIDDEN, BATCH, jnp.bfloat16)
+  return jax.jit(update, donate_argnums=0), args
 
 
-def layouts(layout, width=64, hidden=128, batch=32):
-  """Returns the step on a layout, {axis: devices}, for ``launch.equal``."""
+def layouts(layout):
+  """Returns a small step on a layout, {axis: devices}, for ``launch.equal``."""
   names = ("data", "fsdp", "tensor")
   data, fsdp, tensor = sizes = [layout.get(name, 1) for name in names]
   mesh = jax.make_mesh(
     sizes, names, axis_types=(AxisType.Auto,) * 3,
     devices=jax.devices()[: data * fsdp * tensor],
   )
-
-  def array(shape, *spec):
-    sharding = NamedSharding(mesh, P(*spec))
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-
-  params = {
-    "up": array((LAYERS, width, hidden), None, "fsdp", "tensor"),
-    "down": array((LAYERS, hidden, width), None, "tensor", "fsdp"),
-  }
-  x = array((batch, width), "data")
-  return jax.jit(update, donate_argnums=0), (params, x)
+  args = arguments(mesh, 64, 128, 32, jnp.float32)
+  return jax.jit(update, donate_argnums=0), args

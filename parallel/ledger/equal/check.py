@@ -33,8 +33,9 @@ class LayoutReport:
     reason: Why it is refused; else "".
     results: Comparison of each result.
     growth: Largest relative difference of the results after each step.
-    explanations: What would explain wrong results, by name.
-    location: Where the first difference is; None if it was not found.
+    explanations: Explanation of each wrong result, by name; "" if there is no
+      simple one.
+    location: Location of the first difference; None if it was not found.
     sent_bytes: Bytes of collectives' operands per device and step, by axes.
     bytes_needed: Bytes of all virtual devices while the step runs.
   """
@@ -73,6 +74,11 @@ def check(
     if one.has_callbacks():
       say("the step calls functions on the host, which each execution repeats")
     reference = verdict.measure(one)
+    if names := [
+      name for name, x in zip(one.result_names, reference.results, strict=True)
+      if not np.all(np.isfinite(np.asarray(x, "float64")))
+    ]:
+      say(f"not finite on one device: {', '.join(names)}")
   except ValueError as error:
     raise ValueError(f"one device: {error}") from error
   alone = _history(one, steps)
@@ -109,8 +115,8 @@ def refuse(program: LayoutProgram) -> None:
   """Raises ValueError if a step cannot be compared, or needs too much memory.
 
   Raises:
-    ValueError: Random numbers depend on the device, the step needs more memory
-      than there is, or its arguments or results are not finite.
+    ValueError: Random numbers depend on the device, or the step needs more
+      memory than there is.
   """
   if program.random_depends_on_device():
     raise ValueError(
@@ -140,7 +146,7 @@ def _compare(
     for a, b in zip(one.args, program.args, strict=True)
   ):
     raise ValueError("the arguments depend on the layout")
-  results, _, wide = verdict.compare(reference, program)
+  results, wide = verdict.compare(reference, program)
   found = verdict.worst(results)
   growth = [
     max((
@@ -153,13 +159,18 @@ def _compare(
   explanations, location = {}, None
   if found == "bug":
     for place, result in enumerate(results):
-      if result.verdict == "bug":
+      if result.has_fewer_bits:
+        explanations[result.name] = (
+          "equal in float64: the layout computes in fewer bits"
+        )
+      elif result.verdict == "bug":
         before = one.args[place] if place < one.num_state else None
         explanations[result.name] = verdict.explain(
           reference.wide[place], wide[place], before, layout
         )
-    say(f"{programs.format_layout(layout)}: looking for the line")
-    location = locate.locate(one, program, one.args)
+    if any(x.verdict == "bug" and not x.has_fewer_bits for x in results):
+      say(f"{programs.format_layout(layout)}: looking for the line")
+      location = locate.locate(one, program, one.args)
   return LayoutReport(
     layout, found, "", results, growth, explanations, location,
     sent_bytes(program), program.bytes_needed,
@@ -170,7 +181,7 @@ def _history(program: LayoutProgram, steps: int) -> list[list[np.ndarray]]:
   """Returns the results of each step."""
   args, found = list(program.args), []
   for _ in range(steps if program.num_state else 1):
-    found.append(program.run(args))
+    found.append(program.run(args).values)
     args = program.next_args(args, found[-1])
   return found
 
@@ -225,10 +236,11 @@ def describe(report: LayoutReport) -> str:
     return f"{line}: largest relative difference {largest:.1e}"
   line += " in " + ", ".join(
     f"{x.name} ({x.relative:.1e} of its size"
+    + (f"; its copies differ by {x.spread:.1e}" if x.spread else "")
     + (f"; {text}" if (text := report.explanations.get(x.name)) else "") + ")"
     for x in wrong[:3]
   ) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-  if report.verdict != "bug":
+  if report.verdict != "bug" or all(x.has_fewer_bits for x in wrong):
     return line
   place = report.location
   if place is None:

@@ -6,8 +6,8 @@ may replace each of the other equations. Three rules measure how much rounding
 changes a program's results: `in_float64`, `permuted`, and none at all.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import jax
 from jax import lax
@@ -15,9 +15,10 @@ from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 
-# Replaces an equation: (equation, operands, place) -> results, or None to run
-# it unchanged.
-Rule = Callable[[Any, Sequence[Any], "Place"], Sequence[Any] | None]
+# Indices of the enclosing equations, and of the equation itself.
+Path = tuple[int, ...]
+# Replaces an equation: (equation, operands, path) -> results.
+Rule = Callable[[Any, Sequence[Any], Path], Sequence[Any]]
 
 # Equations whose jaxpr is run in place, with the name of the jaxpr.
 _INLINED = {
@@ -33,43 +34,16 @@ _OPAQUE = {
 }
 
 
-class Place(NamedTuple):
-  """Position of an equation in a program.
-
-  Attributes:
-    path: Indices of the enclosing equations, and of the equation itself.
-    loops: Lengths of the enclosing scans, outermost first; -1 for a loop of
-      unknown length or a branch.
-    mesh: Mesh of the enclosing `jax.shard_map`, or None.
-    axes: Names of its manual axes.
-  """
-
-  path: tuple[int, ...] = ()
-  loops: tuple[int, ...] = ()
-  mesh: Any = None
-  axes: tuple[str, ...] = ()
-
-
-class Recorder(NamedTuple):
-  """Choice of equations whose results a run also returns.
-
-  Attributes:
-    wanted: Paths of equations (`Place.path`).
-  """
-
-  wanted: frozenset[tuple[int, ...]]
-
-
 def interpreted(
-  closed: Any, rule: Rule | None = None, recorder: Recorder | None = None,
+  closed: Any, rule: Rule | None = None, wanted: Collection[Path] = (),
   wide: bool = False,
-) -> Callable[..., tuple[list[Any], dict[tuple[int, ...], list[Any]]]]:
+) -> Callable[..., tuple[list[Any], dict[Path, list[Any]]]]:
   """Returns a function that runs a program by its equations.
 
   Args:
     closed: Closed jaxpr of the program, such as `jax.stages.Traced.jaxpr`.
     rule: Replaces equations; None runs all of them unchanged.
-    recorder: Equations whose results are returned, too.
+    wanted: Paths of equations whose results are returned, too.
     wide: Whether floating arguments are float64; constants of the program then
       are, too.
 
@@ -81,28 +55,23 @@ def interpreted(
 
   Example:
     >>> closed = jax.make_jaxpr(lambda x: x * 2 + 1)(1.0)
-    >>> results, found = interpreted(
-    ...   closed, recorder=Recorder(frozenset({(0,)}))
-    ... )(jnp.float32(3))
+    >>> results, found = interpreted(closed, wanted=[(0,)])(jnp.float32(3))
     >>> results[0].item(), found[0,][0].item()
     (7.0, 6.0)
   """
-  run = _Run(rule, recorder, wide)
-  return lambda *args: run.jaxpr(closed.jaxpr, closed.consts, args, Place())
+  run = _Run(rule or _unchanged, frozenset(wanted), wide)
+  return lambda *args: run.jaxpr(closed.jaxpr, closed.consts, args, ())
 
 
 class _Run:
-  """State of one interpretation; methods are called while it is traced."""
+  """Interpretation of a program; its methods are called during tracing."""
 
-  def __init__(
-    self, rule: Rule | None, recorder: Recorder | None, wide: bool
-  ) -> None:
-    self.rule, self.wide = rule, wide
-    self.wanted = recorder.wanted if recorder else frozenset()
+  def __init__(self, rule: Rule, wanted: frozenset[Path], wide: bool) -> None:
+    self.rule, self.wanted, self.wide = rule, wanted, wide
 
   def jaxpr(
-    self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], place: Place
-  ) -> tuple[list[Any], dict[tuple[int, ...], list[Any]]]:
+    self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], path: Path
+  ) -> tuple[list[Any], dict[Path, list[Any]]]:
     """Runs a jaxpr; returns its results, and what was recorded inside."""
     values: dict[Any, Any] = {}
 
@@ -117,57 +86,51 @@ class _Run:
       consts = [_wide(x) for x in consts]
     values |= zip(jaxpr.constvars, consts, strict=True)
     values |= zip(jaxpr.invars, args, strict=True)
-    found: dict[tuple[int, ...], list[Any]] = {}
+    found: dict[Path, list[Any]] = {}
     for index, eqn in enumerate(jaxpr.eqns):
-      here = place._replace(path=(*place.path, index))
+      here = (*path, index)
       operands = [read(x) for x in eqn.invars]
       results, inner = self.equation(eqn, operands, here)
       found |= inner
-      if here.path in self.wanted:
-        found[here.path] = list(results)
+      if here in self.wanted:
+        found[here] = list(results)
       values |= zip(eqn.outvars, results, strict=True)
     return [read(x) for x in jaxpr.outvars], found
 
   def equation(
-    self, eqn: Any, operands: list[Any], place: Place
-  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    self, eqn: Any, operands: list[Any], path: Path
+  ) -> tuple[Sequence[Any], dict[Path, list[Any]]]:
     """Runs an equation; returns its results, and what was recorded inside."""
     name = eqn.primitive.name
     if name in _INLINED and _INLINED[name] in eqn.params:
-      return self.inlined(eqn.params[_INLINED[name]], operands, place)
+      return self.inlined(eqn.params[_INLINED[name]], operands, path)
     structured = {
       "scan": self.scan, "while": self.loop, "cond": self.branch,
       "shard_map": self.mapped,
     }.get(name)
     if structured is not None:
-      return structured(eqn, operands, place)
-    results = None
-    if self.rule is not None:
-      results = self.rule(eqn, operands, place)
-    if results is None:
-      results = bind(eqn, operands)
-    return results, {}
+      return structured(eqn, operands, path)
+    return self.rule(eqn, operands, path), {}
 
   def inlined(
-    self, inner: Any, operands: list[Any], place: Place
-  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    self, inner: Any, operands: list[Any], path: Path
+  ) -> tuple[Sequence[Any], dict[Path, list[Any]]]:
     """Runs the jaxpr ``inner``, closed or not, in place."""
     jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
     # Functions with derivatives of their own may have further operands.
     first = len(operands) - len(jaxpr.invars)
-    return self.jaxpr(jaxpr, consts, operands[first:], place)
+    return self.jaxpr(jaxpr, consts, operands[first:], path)
 
   def scan(
-    self, eqn: Any, operands: list[Any], place: Place
-  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    self, eqn: Any, operands: list[Any], path: Path
+  ) -> tuple[Sequence[Any], dict[Path, list[Any]]]:
     p, inner = eqn.params, eqn.params["jaxpr"]
     first, num_carry = _scan_sizes(eqn)
     last = first + num_carry
-    inside = place._replace(loops=(*place.loops, p["length"]))
 
     def body(carry, xs):
       results, found = self.jaxpr(
-        inner.jaxpr, inner.consts, [*operands[:first], *carry, *xs], inside
+        inner.jaxpr, inner.consts, [*operands[:first], *carry, *xs], path
       )
       carried = tuple(results[:num_carry])
       return carried, (tuple(results[num_carry:]), found)
@@ -179,17 +142,16 @@ class _Run:
     return [*carry, *ys], found
 
   def loop(
-    self, eqn: Any, operands: list[Any], place: Place
-  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    self, eqn: Any, operands: list[Any], path: Path
+  ) -> tuple[Sequence[Any], dict[Path, list[Any]]]:
     p = eqn.params
     first = p["cond_nconsts"]
     last = first + p["body_nconsts"]
-    inside = place._replace(loops=(*place.loops, -1))
-    unrecorded = _Run(self.rule, None, self.wide)
+    unrecorded = _Run(self.rule, frozenset(), self.wide)
 
     def run(closed, consts, carry):
       return unrecorded.jaxpr(
-        closed.jaxpr, closed.consts, [*consts, *carry], inside
+        closed.jaxpr, closed.consts, [*consts, *carry], path
       )[0]
 
     return lax.while_loop(
@@ -199,14 +161,13 @@ class _Run:
     ), {}
 
   def branch(
-    self, eqn: Any, operands: list[Any], place: Place
-  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
-    inside = place._replace(loops=(*place.loops, -1))
-    unrecorded = _Run(self.rule, None, self.wide)
+    self, eqn: Any, operands: list[Any], path: Path
+  ) -> tuple[Sequence[Any], dict[Path, list[Any]]]:
+    unrecorded = _Run(self.rule, frozenset(), self.wide)
 
     def one(closed):
       return lambda *args: tuple(
-        unrecorded.jaxpr(closed.jaxpr, closed.consts, args, inside)[0]
+        unrecorded.jaxpr(closed.jaxpr, closed.consts, args, path)[0]
       )
 
     index, *others = operands
@@ -214,30 +175,28 @@ class _Run:
     return lax.switch(index.astype(jnp.int32), branches, *others), {}
 
   def mapped(
-    self, eqn: Any, operands: list[Any], place: Place
-  ) -> tuple[Sequence[Any], dict[tuple[int, ...], list[Any]]]:
+    self, eqn: Any, operands: list[Any], path: Path
+  ) -> tuple[Sequence[Any], dict[Path, list[Any]]]:
     p = eqn.params
     mesh = p["mesh"]
     axes = tuple(x for x in mesh.axis_names if x in p["newly_manual_axes"])
-    inside = place._replace(mesh=mesh, axes=(*place.axes, *axes))
     every = jax.P(axes)
     paths = sorted(
-      x for x in self.wanted if x[: len(place.path)] == place.path
-      and x != place.path
+      x for x in self.wanted if x[: len(path)] == path and x != path
     )
 
     def body(*args):
-      results, found = self.jaxpr(p["jaxpr"], (), args, inside)
+      results, found = self.jaxpr(p["jaxpr"], (), args, path)
       # Every device's values, with a leading dim of devices.
-      stacked = {path: [x[None] for x in found[path]] for path in found}
+      stacked = {place: [x[None] for x in xs] for place, xs in found.items()}
       return tuple(results), stacked
 
-    counts = {path: len(_equation(p["jaxpr"], path[len(place.path) :]).outvars)
-              for path in paths}
+    counts = {x: len(_equation(p["jaxpr"], x[len(path) :]).outvars)
+              for x in paths}
     results, found = jax.shard_map(
       body, mesh=mesh, in_specs=tuple(p["in_specs"]),
       out_specs=(tuple(p["out_specs"]), {
-        path: [every] * count for path, count in counts.items()
+        place: [every] * count for place, count in counts.items()
       }),
       axis_names=set(axes), check_vma=False,
     )(*operands)
@@ -289,8 +248,15 @@ def bind(eqn: Any, operands: Sequence[Any], **changes: Any) -> Sequence[Any]:
   return results if eqn.primitive.multiple_results else [results]
 
 
+def _unchanged(
+  eqn: Any, operands: Sequence[Any], path: Path
+) -> Sequence[Any]:
+  """Rule that runs equations unchanged."""
+  return bind(eqn, operands)
+
+
 def in_float64(
-  eqn: Any, operands: Sequence[Any], place: Place
+  eqn: Any, operands: Sequence[Any], path: Path
 ) -> Sequence[Any]:
   """Rule that computes in float64, whatever dtypes the program asks for.
 
@@ -342,9 +308,9 @@ def permuted(seed: int, after: Rule | None = None) -> Rule:
   """
 
   def rule(
-    eqn: Any, operands: Sequence[Any], place: Place
-  ) -> Sequence[Any] | None:
-    rng = np.random.default_rng((seed, *place.path))
+    eqn: Any, operands: Sequence[Any], path: Path
+  ) -> Sequence[Any]:
+    rng = np.random.default_rng((seed, *path))
     name, p = eqn.primitive.name, eqn.params
     if name == "reduce_sum":
       x = operands[0]
@@ -358,7 +324,7 @@ def permuted(seed: int, after: Rule | None = None) -> Rule:
         order = rng.permutation(left.shape[i])
         left, right = jnp.take(left, order, i), jnp.take(right, order, j)
       operands = [left, right]
-    return after(eqn, operands, place) if after else bind(eqn, operands)
+    return (after or _unchanged)(eqn, operands, path)
 
   return rule
 

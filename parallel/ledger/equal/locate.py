@@ -24,11 +24,7 @@ from typing import Any, NamedTuple
 from jax.extend import core
 import numpy as np
 
-from parallel.ledger.equal.interpret import (
-  Recorder,
-  in_float64,
-  inner_jaxprs,
-)
+from parallel.ledger.equal.interpret import Path, in_float64, inner_jaxprs
 from parallel.ledger.equal.programs import LayoutProgram
 
 # Bytes of recorded values of one run, over all devices.
@@ -53,7 +49,7 @@ _SUMS = {"add", "sub", "add_any"}
 
 
 class Role(NamedTuple):
-  """How the copies of a value agree with it along an axis.
+  """Relation of a value's copies on the devices of an axis to the value.
 
   Attributes:
     kind: "equal"; "sum", of which they are the summands; or the dim along which
@@ -70,7 +66,7 @@ class Equation(NamedTuple):
   """Equation of a program that is not control flow.
 
   Attributes:
-    path: Its position (`parallel.ledger.equal.interpret.Place`).
+    path: Its position (`parallel.ledger.equal.interpret.Path`).
     eqn: The equation.
     outside: Number of loops outside of the enclosing `jax.shard_map`.
     loops: Lengths of all enclosing loops, outermost first.
@@ -83,7 +79,7 @@ class Equation(NamedTuple):
     lines: FILE:LINE of the user's code that made it, then of its callers.
   """
 
-  path: tuple[int, ...]
+  path: Path
   eqn: Any
   outside: int
   loops: tuple[int, ...]
@@ -104,12 +100,12 @@ class Equation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-  """Where a layout begins to compute something else.
+  """First operation on a layout whose result is wrong, or is used wrongly.
 
   Attributes:
     lines: FILE:LINE of the operation, then of the calls that led to it.
     primitive: Name of the operation.
-    what: What is wrong with its result.
+    what: Description of the fault.
     made: Likewise for the operations from which its operands come: for each of
       ``lines``, the nearest one at another line of the same function. The fault
       is at these lines, or between them: a missing operation has no line.
@@ -459,9 +455,11 @@ def _recorded(
   """Returns the values of pairs of equations, in float64."""
   found = []
   for program, side in ((one, 0), (many, 1)):
-    wanted = Recorder(frozenset(pair[side].path for pair in group))
-    _, values = program.run_by_equations(args, in_float64, wanted, wide=True)
-    found.append([values[pair[side].path] for pair in group])
+    wanted = [pair[side].path for pair in group]
+    values = program.run_by_equations(
+      args, in_float64, wanted, wide=True
+    ).recorded
+    found.append([values[path] for path in wanted])
   return list(zip(*found, strict=True))
 
 

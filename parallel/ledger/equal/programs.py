@@ -1,9 +1,10 @@
-"""A step on one layout: traced, run as it is, and run by its equations."""
+"""A step on one layout, executed compiled or by its equations."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from parallel.ledger.equal.interpret import (
-  Recorder,
+  Path,
   Rule,
   inner_jaxprs,
   interpreted,
@@ -55,6 +56,21 @@ def format_layout(layout: Mapping[str, int]) -> str:
   return ",".join(f"{k}:{n}" for k, n in layout.items()) or "one device"
 
 
+class Results(NamedTuple):
+  """Flat results of an execution, on the host.
+
+  Attributes:
+    values: The results, each from the first device that has a copy.
+    spreads: Largest difference between copies of each result; 0 if they are
+      equal.
+    recorded: Recorded results by path of their equation.
+  """
+
+  values: list[np.ndarray]
+  spreads: list[float]
+  recorded: Mapping[Path, list[np.ndarray]]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayoutProgram:
   """A step on a layout, with the arguments of its first execution.
@@ -63,7 +79,7 @@ class LayoutProgram:
     layout: Axis -> number of devices.
     traced: The traced step.
     compiled: The compiled step.
-    args: Flat arguments on the host; typed random keys are jax arrays.
+    args: Flat arguments on the host.
     num_state: Number of the first flat arguments that are replaced by the first
       flat results after a step; 0 if the results have another structure.
   """
@@ -111,38 +127,42 @@ class LayoutProgram:
     shardings = jax.tree.leaves(self.compiled.input_shardings[0])
     return [jax.device_put(x, s) for x, s in zip(args, shardings, strict=True)]
 
-  def run(self, args: Sequence[Any]) -> list[np.ndarray]:
-    """Runs the compiled step on flat arguments; returns flat results."""
+  def run(self, args: Sequence[Any]) -> "Results":
+    """Runs the compiled step on flat arguments.
+
+    Raises:
+      ValueError: The execution fails.
+    """
     tree = jax.tree.structure(self.compiled.input_shardings[0])
-    results = self.compiled(*tree.unflatten(self._placed(args)))
-    return [_to_host(x) for x in jax.tree.leaves(results)]
+    with _one_line("the step fails"):
+      results = self.compiled(*tree.unflatten(self._placed(args)))
+      return Results(*_copies(jax.tree.leaves(results)), {})
 
   def run_by_equations(
     self, args: Sequence[Any], rule: Rule | None = None,
-    recorder: Recorder | None = None, wide: bool = False,
-  ) -> tuple[list[np.ndarray], dict[tuple[int, ...], list[np.ndarray]]]:
+    wanted: Collection[Path] = (), wide: bool = False,
+  ) -> "Results":
     """Runs the equations of the step.
 
     Args:
       args: Flat arguments on the host.
       rule: Replaces equations (`parallel.ledger.equal.interpret`).
-      recorder: Equations whose results are returned, too.
+      wanted: Paths of equations whose results are returned, too.
       wide: Whether arguments and results are float64.
 
-    Returns:
-      The flat results, and the recorded results by path of their equation.
+    Raises:
+      ValueError: The execution fails.
     """
-    run = jax.jit(interpreted(self.closed, rule, recorder, wide))
-    with jax.enable_x64(wide):
+    run = jax.jit(interpreted(self.closed, rule, wanted, wide))
+    with jax.enable_x64(wide), _one_line("the equations of the step fail"):
       if wide:
         args = [
           np.asarray(x, "float64") if _is_floating(x) else x for x in args
         ]
       results, found = run(*self._placed(args))
-      return (
-        [_to_host(x) for x in results],
-        {path: [_to_host(x) for x in xs] for path, xs in found.items()},
-      )
+      return Results(*_copies(results), {
+        path: [np.asarray(x) for x in xs] for path, xs in found.items()
+      })
 
   def next_args(
     self, args: Sequence[Any], results: Sequence[np.ndarray]
@@ -237,9 +257,17 @@ def build(
       f"the step cannot be compiled: {type(error).__name__}: "
       f"{_first_line(error)}"
     ) from error
+  if any(
+    jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    for x in jax.tree.leaves((traced.in_avals, traced.out_info))
+  ):
+    raise ValueError(
+      "typed random keys are not compared; use jax.random.key_data, and "
+      "jax.random.wrap_key_data in the step"
+    )
   flat = [
     _drawn(x, seed + place) if isinstance(x, jax.ShapeDtypeStruct)
-    else _to_host(x) for place, x in enumerate(jax.tree.leaves(tuple(args)))
+    else np.asarray(x) for place, x in enumerate(jax.tree.leaves(tuple(args)))
   ]
   first = args[0] if args else ()
   state = traced.out_info
@@ -268,11 +296,35 @@ def _is_floating(x: Any) -> bool:
   return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
-def _to_host(x: Any) -> Any:
-  """Returns an array on the host; typed random keys are returned unchanged."""
-  if jnp.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key):
-    return x
-  return np.asarray(x)
+def _copies(results: Sequence[Any]) -> tuple[list[np.ndarray], list[float]]:
+  """Returns results on the host, and the differences between their copies."""
+  values, spreads = [], []
+  for x in results:
+    values.append(np.asarray(x))
+    first: dict[str, np.ndarray] = {}
+    spread = 0.0
+    for shard in x.addressable_shards:
+      mine = np.asarray(shard.data, "float64")
+      other = first.setdefault(str(shard.index), mine)
+      same = (mine == other) | (np.isnan(mine) & np.isnan(other))
+      with np.errstate(invalid="ignore"):
+        change = np.abs(np.where(same, 0.0, mine - other))
+      spread = max(spread, float(np.nan_to_num(
+        change, nan=np.inf
+      ).max(initial=0.0)))
+    spreads.append(spread)
+  return values, spreads
+
+
+@contextlib.contextmanager
+def _one_line(what: str) -> Iterator[None]:
+  """Turns errors of an execution into a ValueError of one line."""
+  try:
+    yield
+  except Exception as error:
+    raise ValueError(
+      f"{what}: {type(error).__name__}: {_first_line(error)}"
+    ) from error
 
 
 def _first_line(error: Exception) -> str:

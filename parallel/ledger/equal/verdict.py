@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from parallel.ledger.equal.interpret import in_float64, permuted
-from parallel.ledger.equal.programs import LayoutProgram
+from parallel.ledger.equal.programs import LayoutProgram, Results
 
 Verdict = Literal["rounding", "undecided", "bug"]
 _WORST: tuple[Verdict, ...] = ("rounding", "undecided", "bug")
@@ -70,12 +70,13 @@ class ResultComparison:
 
   Attributes:
     name: Path of the result.
-    verdict: What the difference is.
+    verdict: Verdict about the difference.
     difference: Difference in the step's own dtypes, absolute.
     relative: Largest difference, relative to the root mean square of the result
       on one device.
     own: Difference in multiples of the envelope.
     wide: Likewise in float64.
+    spread: Largest difference between the devices' copies of the result.
   """
 
   name: str
@@ -84,6 +85,12 @@ class ResultComparison:
   relative: float
   own: float
   wide: float
+  spread: float
+
+  @property
+  def has_fewer_bits(self) -> bool:
+    """Whether the layouts agree in float64 only."""
+    return self.verdict == "bug" and self.wide <= _WIDE_LIMITS[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,27 +119,27 @@ def measure(program: LayoutProgram) -> Reference:
     ValueError: Two executions differ.
   """
   args = program.args
-  results = program.run(args)
+  results = program.run(args).values
   for name, x, y in zip(
-    program.result_names, results, program.run(args), strict=True
+    program.result_names, results, program.run(args).values, strict=True
   ):
     if size_of(difference(x, y)).largest:
       raise ValueError(
         f"the step is not deterministic on one device: {name} differs between "
         "two executions with equal arguments"
       )
-  wide, _ = program.run_by_equations(args, in_float64, wide=True)
+  wide = program.run_by_equations(args, in_float64, wide=True).values
   changed = [wide]
   wide_changed = []
   for seed in _SEEDS:
-    changed.append(program.run_by_equations(args, permuted(seed))[0])
-    changed.append(program.run(nudged(args, seed)))
+    changed.append(program.run_by_equations(args, permuted(seed)).values)
+    changed.append(program.run(nudged(args, seed)).values)
     wide_changed.append(program.run_by_equations(
       args, permuted(seed, in_float64), wide=True
-    )[0])
+    ).values)
     wide_args = nudged([_widened(x) for x in args], seed)
     wide_changed.append(
-      program.run_by_equations(wide_args, in_float64, wide=True)[0]
+      program.run_by_equations(wide_args, in_float64, wide=True).values
     )
   return Reference(
     program, results, wide, _envelope(results, changed),
@@ -184,11 +191,13 @@ def _envelope(
 
 def compare(
   reference: Reference, program: LayoutProgram
-) -> tuple[list[ResultComparison], list[np.ndarray], list[np.ndarray]]:
+) -> tuple[list[ResultComparison], list[np.ndarray]]:
   """Compares the first step on a layout with that on one device.
 
+  The difference of a result is at least that between its copies on the devices.
+
   Returns:
-    A comparison per result, the results, and the results in float64.
+    A comparison per result, and the results in float64.
 
   Raises:
     ValueError: The results have another structure or other shapes.
@@ -202,25 +211,34 @@ def compare(
       f"{_first_other(one, program)}"
     )
   results = program.run(reference.program.args)
-  wide, _ = program.run_by_equations(
+  wide = program.run_by_equations(
     reference.program.args, in_float64, wide=True
   )
   found = []
   for place, name in enumerate(one.result_names):
-    own_change = difference(results[place], reference.results[place])
-    wide_change = difference(wide[place], reference.wide[place])
-    own = size_of(own_change).over(reference.envelope[place])
-    of_wide = size_of(wide_change).over(reference.wide_envelope[place])
-    if not jnp.issubdtype(results[place].dtype, jnp.floating):
+    largest = _size(results, reference.results, place)
+    own = largest.over(reference.envelope[place])
+    of_wide = _size(wide, reference.wide, place).over(
+      reference.wide_envelope[place]
+    )
+    if not jnp.issubdtype(results.values[place].dtype, jnp.floating):
       own = of_wide  # rounding may change, for example, the index of a maximum
     scale = size_of(reference.results[place]).rms
-    largest = size_of(own_change)
     found.append(ResultComparison(
       name, _decide(own, of_wide), largest,
       largest.largest / scale if scale else float(largest.largest > 0),
-      own, of_wide,
+      own, of_wide, results.spreads[place],
     ))
-  return found, results, wide
+  return found, wide.values
+
+
+def _size(
+  results: Results, reference: Sequence[np.ndarray], place: int
+) -> Size:
+  """Returns the size of a result's difference, or of that of its copies."""
+  change = size_of(difference(results.values[place], reference[place]))
+  spread = results.spreads[place]
+  return Size(*(max(x, spread) for x in change))
 
 
 def _decide(own: float, wide: float) -> Verdict:
@@ -253,7 +271,7 @@ def explain(
   reference: np.ndarray, found: np.ndarray, before: np.ndarray | None,
   axes: Mapping[str, int],
 ) -> str:
-  """Returns what would explain a wrong result; "" if nothing simple does.
+  """Returns an explanation of a wrong result; "" if there is no simple one.
 
   Args:
     reference: Result on one device, in float64.
@@ -272,6 +290,8 @@ def explain(
   if not size_of(theirs).largest:
     return f"{what} is zero: a stale or unused value"
   factor = float(np.vdot(mine, theirs) / np.vdot(mine, mine))
+  if abs(factor - 1) < 1e-9:
+    return ""
   if np.allclose(theirs, factor * mine, rtol=1e-4, atol=1e-6 * scale):
     for names, size in _products(axes):
       for value, meaning in (
@@ -283,7 +303,7 @@ def explain(
           return (
             f"{what} is {factor:.4g} times too large over {names}: {meaning}"
           )
-    return f"{what} is multiplied by {factor:.6g}"
+    return f"{what} is multiplied by {factor:.6g}" if mine.size > 1 else ""
   right = np.isclose(theirs, mine, rtol=1e-6, atol=1e-9 * scale)
   for dim in range(mine.ndim):
     others = tuple(i for i in range(mine.ndim) if i != dim)

@@ -19,16 +19,21 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.federated.local import ParamsFlattener
 from caatnet.models.access import DEFAULT_ACCESS
 from caatnet.models.protocol import Parameter, WeightedScore
 from caatnet.models.training_state import report
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.train import host_moments, loop
 from caatnet.train.checkpoint.reshard import to_stored, to_whole
+from caatnet.train.elastic.membership import init_new_states
 from caatnet.train.evaluate import make_evaluate, put_batch
+from caatnet.train.explicit_state import mean_of_finite
 from caatnet.train.state import init_state, state_shardings, state_specs
+from caatnet.train.update import HostUpdate
 from configs.pipeline import tiny as pipeline
-from parallel.axes import Axis
+from parallel.axes import Axis, make_mesh
+from parallel.memory.host_optimizer import AdamW
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.exchange import Exchange
@@ -238,6 +243,35 @@ def test_run_resumes_on_another_layout(tmp_path):
   moved = run("moved", 6, data=2, scheme="zero3")
   whole = run("whole", 6)
   np.testing.assert_allclose(moved.loss, whole.loss, rtol=1e-5)
+
+
+def test_diverged_worker_does_not_change_the_mean():
+  worker = Axis("worker", 3)
+  x = jnp.array([[1.0, jnp.nan], [jnp.inf, jnp.nan], [3.0, jnp.nan]])
+  found = jax.jit(jax.shard_map(
+    lambda x: mean_of_finite(x, worker), mesh=make_mesh({"worker": worker}),
+    in_specs=P("worker"), out_specs=P(),
+  ))(x)
+  np.testing.assert_array_equal(found, [2.0, np.nan])
+
+
+def test_new_workers_begin_with_the_state_of_the_first():
+  experiment = toy.make(
+    3, model=Counting(), outer=DataParallel(Axis("worker", 3)), batch_size=12
+  )
+  state = experiment.init_state()
+  state.params["seen"] = jnp.array([[1.0, 2], [3, 4], [0, 0]])
+  found = init_new_states(experiment, state, before=2).params["seen"]
+  assert found.tolist() == [[1, 2], [3, 4], [1, 2]]
+
+
+def test_state_is_refused_where_an_optimizer_would_train_it():
+  experiment = toy.make(model=Counting())
+  with pytest.raises(ValueError, match="server's optimizer would train the"):
+    ParamsFlattener(experiment)
+  update = HostUpdate(AdamW(), {})
+  with pytest.raises(ValueError, match=r"optimizer='host' cannot update the"):
+    update.open(experiment.program, experiment.learning_rate)
 
 
 class RowState(NamedTuple):

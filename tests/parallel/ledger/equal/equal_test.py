@@ -95,6 +95,19 @@ def test_equal_program_passes_with_its_growth_and_bytes():
   assert report.sent_bytes == {"data": size + 4}  # gradients and loss
 
 
+def test_copies_of_a_result_that_differ_are_a_bug():
+  """The first device has the right value."""
+  def built(layout):
+    return regress(layout, lambda params, _, value: (
+      params, value + 0.1 * lax.axis_index("data").astype("float32")
+    ))
+
+  (report,) = check.check(built, [{"data": 2}], steps=1)
+  assert report.verdict == "bug"
+  assert [x.verdict for x in report.results].count("bug") == 1
+  assert "its copies differ by" in check.describe(report)
+
+
 def test_bfloat16_sum_of_a_layout_is_a_bug_in_its_dtype_only():
   def rounded(layout):
     def change(params, grads, value):
@@ -106,7 +119,7 @@ def test_bfloat16_sum_of_a_layout_is_a_bug_in_its_dtype_only():
 
     return regress(layout, change)
 
-  with pytest.raises(AssertionError, match=r"data:4: bug in \[0\]"):
+  with pytest.raises(AssertionError, match=r"data:4: bug in \[0\].*fewer bits"):
     check.assert_equal(rounded, "data:4")
 
 
@@ -131,6 +144,8 @@ def test_programs_that_cannot_be_compared_are_refused(change, message):
   (lambda layout: (lambda x: x, (1,)), "must return .jitted function"),
   (lambda layout: (jax.jit(lambda x: x @ x), (np.ones(3)[None],)),
    "one device: the step cannot be compiled: TypeError: dot_general"),
+  (lambda layout: (jax.jit(lambda k: k), (jax.random.key(0),)),
+   "typed random keys are not compared"),
 ])
 def test_other_programs_get_one_line(build, message):
   with pytest.raises(ValueError, match=message) as error:
@@ -215,7 +230,7 @@ def test_nudged_arguments_change_by_one_unit():
   (lambda x: 0 * x, "is zero"), (lambda x: x[::-1], "another order"),
   (lambda x: np.where(np.arange(8)[:, None] < 6, x, 0),
    "right in 75% of the slices along dim 0 and zero"),
-  (lambda x: x**2, ""),
+  (lambda x: x**2, ""), (lambda x: 3.7 * x, "is multiplied by 3.7"),
 ])
 def test_simple_faults_are_explained(change, words):
   x = np.random.default_rng(0).normal(size=(8, 3))

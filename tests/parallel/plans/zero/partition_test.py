@@ -345,3 +345,14 @@ def test_levels_within_a_device_send_nothing(partition, inside):
   assert [dataclasses.replace(e, operand_bytes=0) for e in together] == [
     dataclasses.replace(e, operand_bytes=0) for e in expected
   ]
+
+
+def test_copy_of_a_tensor_is_cut_like_its_weights_if_it_were_whole():
+  """Experts are not cut over the innermost level, over which the copy is."""
+  hpz = named("hpz", [Level("data", 4), Level("expert", 2)])
+  assert hpz.secondary == 1
+  own = hpz.of_tensor(apart=["expert"])
+  assert (own.secondary, own.weights, own.num_ranks) == (1, 1, 4)
+  whole = hpz.of_tensor("whole")
+  assert (whole.secondary, whole.weights, whole.optimizer) == (None, 0, 0)
+  assert hpz.of_tensor() is hpz
