@@ -5,6 +5,7 @@ lanes, with the step on the devices of a mesh.
 """
 
 from collections.abc import Mapping, Sequence
+import functools
 import math
 from typing import Any
 
@@ -28,22 +29,36 @@ def builder(
       axis: the least common multiple of the config's and of their devices.
   """
   config = config.copy_and_resolve_references()
+  config.optimizer.warmup_steps = 0  # else the first step has a rate of 0
   for axis in {axis for layout in layouts for axis in layout}:
     if axis in config.parallel:  # others are levels of config.zero.levels
       config.parallel[axis] = math.lcm(
         config.parallel[axis], *(layout.get(axis, 1) for layout in layouts)
       )
 
+  @functools.cache
+  def initial() -> tuple[Any, Any]:
+    """Returns the state and the first batch, on the host."""
+    experiment = experiments.build(config, {})
+    dataset = experiment.data.load(experiment.seed)
+    return jax.device_get(experiment.init_state()), next(dataset.batches)
+
   def build(layout: Mapping[str, int]) -> tuple[Any, tuple[Any, ...]]:
+    state, batch = initial()
     experiment = experiments.build(config, layout)
     plan = experiment.outer.plan(0)
     step = experiment.update.make_step(
       experiment.program, experiment.optimizer, experiment.outer,
       experiment.clip_norm, experiment.train.accumulation, plan.variant,
     )
-    dataset = experiment.data.load(experiment.seed)
-    batch = put_batch(experiment.program.layout, next(dataset.batches))
-    state = experiment.update.on_device(experiment.init_state())
-    return step, (state, batch, jax.tree.map(np.int32, plan.numbers))
+    state = jax.tree.map(
+      lambda x, like: jax.device_put(x, like.sharding), state,
+      experiment.abstract_state(),
+    )
+    return step, (
+      experiment.update.on_device(state),
+      put_batch(experiment.program.layout, batch),
+      jax.tree.map(np.int32, plan.numbers),
+    )
 
   return build

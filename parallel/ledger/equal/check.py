@@ -158,22 +158,45 @@ def _compare(
   ]
   explanations, location = {}, None
   if found == "bug":
-    for place, result in enumerate(results):
-      if result.has_fewer_bits:
-        explanations[result.name] = (
-          "equal in float64: the layout computes in fewer bits"
-        )
-      elif result.verdict == "bug":
-        before = one.args[place] if place < one.num_state else None
-        explanations[result.name] = verdict.explain(
-          reference.wide[place], wide[place], before, layout
-        )
-    if any(x.verdict == "bug" and not x.has_fewer_bits for x in results):
-      say(f"{programs.format_layout(layout)}: looking for the line")
-      location = locate.locate(one, program, one.args)
+    say(f"{programs.format_layout(layout)}: looking for the line")
+    explanations, location = _explained(reference, program, results, wide)
   return LayoutReport(
     layout, found, "", results, growth, explanations, location,
     sent_bytes(program), program.bytes_needed,
+  )
+
+
+def _explained(
+  reference: verdict.Reference, program: LayoutProgram,
+  results: Sequence[ResultComparison], wide: Sequence[np.ndarray],
+) -> tuple[dict[str, str], Location | None]:
+  """Returns explanations of wrong results by name, and their location."""
+  one, found = reference.program, {}
+  wrong = [i for i, x in enumerate(results) if x.verdict == "bug"]
+  clear = [i for i in wrong if not results[i].has_fewer_bits]
+  for place in clear:
+    before = one.args[place] if place < one.num_state else None
+    found[results[place].name] = verdict.explain(
+      reference.wide[place], wide[place], before, program.layout
+    )
+  if clear:
+    return found, locate.locate(one, program, one.args, clear)
+  by_equations = program.run_by_equations(one.args)
+  is_compiled = not any(
+    verdict.is_outside(reference, by_equations, place) for place in wrong
+  )
+  for place in wrong:
+    found[results[place].name] = (
+      "only the compiled step differs, not its equations: the compiler or its "
+      "partitioning is at fault" if is_compiled else
+      "equal in float64: the layout computes in fewer bits"
+    )
+  if is_compiled:
+    return found, None
+  # Intermediate values differ at least as much as the results.
+  tolerance = max(results[i].relative for i in wrong) / 4
+  return found, locate.locate(
+    one, program, one.args, wrong, wide=False, tolerance=tolerance
   )
 
 
@@ -240,15 +263,17 @@ def describe(report: LayoutReport) -> str:
     + (f"; {text}" if (text := report.explanations.get(x.name)) else "") + ")"
     for x in wrong[:3]
   ) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-  if report.verdict != "bug" or all(x.has_fewer_bits for x in wrong):
-    return line
   place = report.location
+  if report.verdict != "bug":
+    return line
   if place is None:
     return f"{line}; {_NO_LOCATION}"
   where = _where(place.lines)
   line += f"\n  first at {where} ({place.primitive}): {place.what}"
   if place.made:
     line += f"\n  its operands are from {', '.join(map(_where, place.made))}"
+  if place.passed:
+    line += f"\n  not compared before it: {', '.join(place.passed)}"
   return line + (
     f"\n  last collective before: {place.collective}" if place.collective
     else ""

@@ -59,7 +59,7 @@ def interpreted(
     >>> results[0].item(), found[0,][0].item()
     (7.0, 6.0)
   """
-  run = _Run(rule or _unchanged, frozenset(wanted), wide)
+  run = _Run(rule or unchanged, frozenset(wanted), wide)
   return lambda *args: run.jaxpr(closed.jaxpr, closed.consts, args, ())
 
 
@@ -125,7 +125,7 @@ class _Run:
     self, eqn: Any, operands: list[Any], path: Path
   ) -> tuple[Sequence[Any], dict[Path, list[Any]]]:
     p, inner = eqn.params, eqn.params["jaxpr"]
-    first, num_carry = _scan_sizes(eqn)
+    first, num_carry = scan_sizes(eqn)
     last = first + num_carry
 
     def body(carry, xs):
@@ -203,7 +203,7 @@ class _Run:
     return results, found
 
 
-def _scan_sizes(eqn: Any) -> tuple[int, int]:
+def scan_sizes(eqn: Any) -> tuple[int, int]:
   """Returns the numbers of constants and of carried values of a scan."""
   p = eqn.params
   if "num_consts" in p:
@@ -248,7 +248,7 @@ def bind(eqn: Any, operands: Sequence[Any], **changes: Any) -> Sequence[Any]:
   return results if eqn.primitive.multiple_results else [results]
 
 
-def _unchanged(
+def unchanged(
   eqn: Any, operands: Sequence[Any], path: Path
 ) -> Sequence[Any]:
   """Rule that runs equations unchanged."""
@@ -296,35 +296,39 @@ def in_float64(
   return [_wide(x) for x in bind(eqn, operands, **changes)]
 
 
-def permuted(seed: int, after: Rule | None = None) -> Rule:
+def permuted(seed: Any, after: Rule | None = None) -> Rule:
   """Returns a rule that sums products and elements in another order.
 
   Contracted dims of ``dot_general`` and reduced dims of ``reduce_sum`` are
   permuted at random, which changes nothing but rounding.
 
   Args:
-    seed: Determines the permutations.
+    seed: Determines the permutations; an int32, also a traced one.
     after: Rule that runs the equations with permuted operands.
   """
 
   def rule(
     eqn: Any, operands: Sequence[Any], path: Path
   ) -> Sequence[Any]:
-    rng = np.random.default_rng((seed, *path))
+    rng = np.random.default_rng(path)
     name, p = eqn.primitive.name, eqn.params
+
+    def order(size: int) -> Any:
+      return (jnp.asarray(rng.permutation(size), jnp.int32) + seed) % size
+
     if name == "reduce_sum":
       x = operands[0]
       for dim in p["axes"]:
-        x = jnp.take(x, rng.permutation(x.shape[dim]), axis=dim)
+        x = jnp.take(x, order(x.shape[dim]), axis=dim)
       operands = [x]
     elif name == "dot_general":
       left, right = operands
       (of_left, of_right), _ = p["dimension_numbers"]
       for i, j in zip(of_left, of_right, strict=True):
-        order = rng.permutation(left.shape[i])
-        left, right = jnp.take(left, order, i), jnp.take(right, order, j)
+        chosen = order(left.shape[i])
+        left, right = jnp.take(left, chosen, i), jnp.take(right, chosen, j)
       operands = [left, right]
-    return (after or _unchanged)(eqn, operands, path)
+    return (after or unchanged)(eqn, operands, path)
 
   return rule
 

@@ -1,18 +1,24 @@
-"""First value of a step that differs between a layout and one device.
+"""Where the wrong results of a layout come from.
 
-All intermediate values of both programs are compared in float64, in the order
-of the program and a bounded number of bytes at a time. On a layout, a value has
-a copy on each device. The copies agree with the value on one device if, for
-each axis, they are equal, are slices of it, or are summands of it; all of these
-may be multiplied by the size of the axis, as gradients of a rank's mean loss
-are. A value without such a reading is wrong.
+All intermediate values of both programs are compared, in the order of the
+program and a bounded number of bytes at a time. On a layout, a value has a copy
+on each device. The copies agree with the value on one device if, for each axis,
+they are equal, are slices of it, or are summands of it; all of these may be
+multiplied by the size of the axis, as gradients of a rank's mean loss are. A
+value without such a reading is wrong.
+
+The search goes from the wrong results to their operands, as long as one of them
+is wrong. Values that cannot be compared, such as masks and indices of a
+device's part, are passed, and their lines are reported. A program may differ
+from one device at other places on purpose, for example in rounds of a pipeline:
+these are not on the way.
 
 Copies that agree may be used wrongly: values with and without that factor, or
 summands and whole values, are added, or a summand leaves the program as if all
 devices had equal values.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses
 import difflib
 import itertools
@@ -24,13 +30,14 @@ from typing import Any, NamedTuple
 from jax.extend import core
 import numpy as np
 
-from parallel.ledger.equal.interpret import Path, in_float64, inner_jaxprs
+from parallel.ledger.equal.interpret import Path, inner_jaxprs, scan_sizes
 from parallel.ledger.equal.programs import LayoutProgram
 
 # Bytes of recorded values of one run, over all devices.
-_BUDGET = 2**28
-# Values are equal if they differ by at most this fraction of the largest one.
-_TOLERANCE = 1e-8
+_BUDGET = 2**30
+# Values in float64 are equal if they differ by at most this fraction of the
+# largest one.
+TOLERANCE = 1e-8
 _COLLECTIVES = {
   "psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all",
   "all_gather_invariant", "reduce_scatter", "ppermute", "ragged_all_to_all",
@@ -44,6 +51,13 @@ _LIBRARIES = (
 )
 # Changes of types that keep values.
 _IDENTITIES = {"pvary", "pcast", "optimization_barrier"}
+# Operations that only move values.
+_MOVES = _IDENTITIES | {
+  "reshape", "transpose", "broadcast_in_dim", "squeeze", "slice", "concatenate",
+  "copy", "expand_dims",
+}
+# Changes of floats to integers or back, and in float64 nothing else.
+_CAST = "convert_element_type"
 # Operations that add operands of one kind.
 _SUMS = {"add", "sub", "add_any"}
 
@@ -106,9 +120,10 @@ class Location:
     lines: FILE:LINE of the operation, then of the calls that led to it.
     primitive: Name of the operation.
     what: Description of the fault.
-    made: Likewise for the operations from which its operands come: for each of
+    made: Likewise for the operations that compute its operands: for each of
       ``lines``, the nearest one at another line of the same function. The fault
       is at these lines, or between them: a missing operation has no line.
+    passed: Lines of operations between these and it that were not compared.
     used: Likewise for the first operation that uses its result.
     collective: The last collective before it: name, axes, and line; "" if there
       is none.
@@ -119,6 +134,7 @@ class Location:
   primitive: str
   what: str
   made: tuple[tuple[str, ...], ...]
+  passed: tuple[str, ...]
   used: tuple[str, ...]
   collective: str
   share: float
@@ -135,22 +151,30 @@ def source_lines(eqn: Any) -> tuple[str, ...]:
 
 
 class Values(NamedTuple):
-  """Equations of a program, and values at the ends of its mapped functions.
+  """Equations of a program, and how its values are connected.
 
   Attributes:
     equations: Equations that the interpreter can record, in order.
     arguments: Arguments of `jax.shard_map`: number, spec and axes.
     leaving: Results of `jax.shard_map`, before they leave it: likewise.
+    links: Number inside of `jax.shard_map` of an argument or result -> that
+      outside, or the reverse: where a value comes from.
+    carried: Number of a value that a loop carries -> the numbers of its first
+      value and of that after an iteration, and the depth of the loop.
+    results: Numbers of the results.
   """
 
   equations: list[Equation]
   arguments: list[tuple[int, Any, list[str]]]
   leaving: list[tuple[int | None, Any, list[str]]]
+  links: dict[int, int | None]
+  carried: dict[int, tuple[int | None, int | None, int]]
+  results: list[int | None]
 
 
 def values_of(closed: Any) -> Values:
   """Returns the equations of a program, with numbers of their values."""
-  found = Values([], [], [])
+  found = Values([], [], [], {}, {}, [])
   fresh = itertools.count()
 
   def visit(
@@ -185,25 +209,36 @@ def values_of(closed: Any) -> Values:
       inner, p = getattr(inner, "jaxpr", inner), eqn.params
       mine = mine[len(mine) - len(inner.invars) :]
       if eqn.primitive.name == "scan":
+        first, num = scan_sizes(eqn)
+        carries = [next(fresh) for _ in range(num)]
         of_results = visit(
-          inner, mine, here, outside, (*loops, p["length"]),
-          loop or (here, p["reverse"]), sizes, called,
+          inner, (*mine[:first], *carries, *mine[first + num :]), here,
+          outside, (*loops, p["length"]), loop or (here, p["reverse"]), sizes,
+          called,
+        )
+        found.carried.update(
+          (x, (start, after, len(loops))) for x, start, after in zip(
+            carries, mine[first : first + num], of_results[:num], strict=True
+          )
         )
       elif eqn.primitive.name == "shard_map":
         axes = [x for x in p["mesh"].axis_names if x in p["newly_manual_axes"]]
-        mine = [next(fresh) for _ in mine]
+        entering = [next(fresh) for _ in mine]
+        found.links.update(zip(entering, mine, strict=True))
         found.arguments.extend(
-          (x, spec, axes) for x, spec in zip(mine, p["in_specs"], strict=True)
+          (x, spec, axes)
+          for x, spec in zip(entering, p["in_specs"], strict=True)
         )
         manual = {x: p["mesh"].shape[x] for x in axes}
-        of_results = visit(
-          inner, mine, here, len(loops), loops, loop, sizes | manual, called
+        inside = visit(
+          inner, entering, here, len(loops), loops, loop, sizes | manual, called
         )
         found.leaving.extend(
           (x, spec, axes)
-          for x, spec in zip(of_results, p["out_specs"], strict=True)
+          for x, spec in zip(inside, p["out_specs"], strict=True)
         )
-        of_results = [next(fresh) for _ in of_results]
+        of_results = [next(fresh) for _ in inside]
+        found.links.update(zip(of_results, inside, strict=True))
       else:
         # The jaxpr of a library's function may be that of an earlier call.
         info = str(getattr(inner.debug_info, "func_src_info", ""))
@@ -216,7 +251,9 @@ def values_of(closed: Any) -> Values:
     return list(read(jaxpr.outvars))
 
   jaxpr = closed.jaxpr
-  visit(jaxpr, [next(fresh) for _ in jaxpr.invars], (), 0, (), None, {})
+  found.results.extend(
+    visit(jaxpr, [next(fresh) for _ in jaxpr.invars], (), 0, (), None, {})
+  )
   return found
 
 
@@ -249,7 +286,8 @@ def pairs(
 
 
 def read_copies(
-  reference: np.ndarray, found: np.ndarray, sizes: Sequence[int], lead: int
+  reference: np.ndarray, found: np.ndarray, sizes: Sequence[int], lead: int,
+  tolerance: float = TOLERANCE,
 ) -> tuple[Role, ...] | None:
   """Returns how the devices' copies of a value agree with the value.
 
@@ -258,6 +296,7 @@ def read_copies(
     found: The copies, ``[*sizes, *loops, ...]``.
     sizes: Size of each axis.
     lead: Number of loops.
+    tolerance: Difference of equal values, as a fraction of the largest one.
 
   Returns:
     A role per axis, the simplest ones that fit; None if none do.
@@ -301,7 +340,7 @@ def read_copies(
     if exact:
       return bool(np.array_equal(x, y))
     return bool(np.allclose(
-      x, y, rtol=0, atol=_TOLERANCE * scale, equal_nan=True
+      x, y, rtol=0, atol=tolerance * scale, equal_nan=True
     ))
 
   kinds = [i for i, ratio in enumerate(ratios) if ratio > 1]
@@ -362,73 +401,55 @@ def _combine(
 
 
 def locate(
-  one: LayoutProgram, many: LayoutProgram, args: Sequence[Any]
+  one: LayoutProgram, many: LayoutProgram, args: Sequence[Any],
+  wrong: Collection[int], wide: bool = True, tolerance: float = TOLERANCE,
 ) -> Location | None:
-  """Returns where a layout begins to differ from one device.
+  """Returns where wrong results of a layout come from.
 
   Args:
     one: The step on one device.
     many: The step on a layout.
     args: Flat arguments of both.
+    wrong: Numbers of the wrong results.
+    wide: Whether to compute in float64.
+    tolerance: Difference of equal values, as a fraction of the largest one.
 
   Returns:
     The location; None if all values that could be compared agree.
   """
   found = values_of(many.closed)
-  trace = _Trace(found.equations, many.layout, {
-    number: tuple(Role(_dims(spec).get(axis, "equal")) for axis in axes)
-    for number, spec, axes in found.arguments
-  })
+  trace = _Trace(found, many.layout, wide, tolerance)
   matched = [
     pair for pair in pairs(values_of(one.closed).equations, found.equations)
     if max(x.num_bytes for x in pair) <= _BUDGET
     and pair[1].eqn.primitive.name not in _IDENTITIES
   ]
-  # In a loop, a later operation of an earlier iteration is the first one.
-  first: tuple[int, Equation, str] | None = None
   for group in _groups(matched):
-    recorded = _recorded(one, many, args, group)
-    for (mine, theirs), (x, y) in zip(group, recorded, strict=True):
-      if first is not None and theirs.loop != first[1].loop:
-        return trace.location(*first[1:])
-      wrong = trace.compare(mine, theirs, x, y)
-      if not wrong:
-        continue
-      if theirs.loop is None:
-        return trace.location(theirs, wrong)
-      when = _first_iteration(mine, theirs, x, y, many.layout)
-      if first is None or when < first[0]:
-        first = when, theirs, wrong
-  if first is not None:
-    return trace.location(*first[1:])
-  return trace.leaving(found.leaving)
+    mine, theirs = (
+      program.run_by_equations(
+        args, wide=wide, wanted=[pair[side].path for pair in group]
+      ) for side, program in enumerate((one, many))
+    )
+    # Additional results may change how a program is partitioned: its values say
+    # something only if the fault is still there.
+    if not any(
+      _differ(mine.values[i], theirs.values[i], tolerance)
+      or theirs.spreads[i] for i in wrong
+    ):
+      continue
+    for a, b in group:
+      trace.compare(a, b, mine.recorded[a.path], theirs.recorded[b.path])
+  return trace.first([found.results[i] for i in wrong]) or trace.leaving()
 
 
-def _first_iteration(
-  mine: Equation, theirs: Equation, x: Sequence[np.ndarray],
-  y: Sequence[np.ndarray], layout: Mapping[str, int],
-) -> int:
-  """Returns the first iteration of the outermost loop with a wrong result.
-
-  Iterations are numbered in the order of their execution.
-  """
-  assert theirs.loop is not None
-  length, reverse = theirs.loops[0], theirs.loop[1]
-
-  def wrong(index: int) -> bool:
-    for a, b in zip(x, y, strict=True):
-      # The dim of the loop is after that of devices if it is inside.
-      at, bt = (int(bool(e.sizes) and not e.outside) for e in (mine, theirs))
-      parts = a.take([index], at), b.take([index], bt)
-      try:
-        if _read(mine, theirs, *parts, layout) is None:
-          return True
-      except LookupError:
-        continue
-    return False
-
-  order = range(length)[::-1] if reverse else range(length)
-  return next((i for i, index in enumerate(order) if wrong(index)), length)
+def _differ(x: np.ndarray, y: np.ndarray, tolerance: float) -> bool:
+  """Returns whether results differ by more than a fraction of the largest."""
+  x, y = (np.asarray(a, "float64") for a in (x, y))
+  scale = np.abs(x[np.isfinite(x)]).max(initial=0.0)
+  # A result may differ less than its operands.
+  return not np.allclose(
+    x, y, rtol=0, atol=1e-3 * tolerance * scale, equal_nan=True
+  )
 
 
 def _groups(
@@ -448,75 +469,103 @@ def _groups(
     yield group
 
 
-def _recorded(
-  one: LayoutProgram, many: LayoutProgram, args: Sequence[Any],
-  group: Sequence[tuple[Equation, Equation]],
-) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
-  """Returns the values of pairs of equations, in float64."""
-  found = []
-  for program, side in ((one, 0), (many, 1)):
-    wanted = [pair[side].path for pair in group]
-    values = program.run_by_equations(
-      args, in_float64, wanted, wide=True
-    ).recorded
-    found.append([values[path] for path in wanted])
-  return list(zip(*found, strict=True))
-
-
-def _read(
-  mine: Equation, theirs: Equation, a: np.ndarray, b: np.ndarray,
-  layout: Mapping[str, int],
-) -> tuple[Role, ...] | None:
-  """Returns the roles of a recorded value, with a device dim if it has one.
-
-  Outside of `jax.shard_map` they are those of the layout's axes.
-  """
-  if mine.sizes:
-    a = a.take(0, mine.outside)  # the only device
-  sizes = list((theirs.sizes or layout).values())
-  if theirs.sizes:
-    b = np.moveaxis(b, theirs.outside, 0)
-    b = b.reshape(*sizes, *b.shape[1:])
-  else:
-    b = np.broadcast_to(b, (*sizes, *b.shape))
-  return read_copies(a, b, sizes, len(theirs.loops))
-
-
 class _Trace:
-  """Roles of the values of a layout's program, and where they come from."""
+  """What is known about the values of a layout's program."""
 
   def __init__(
-    self, equations: Sequence[Equation], layout: Mapping[str, int],
-    roles: dict[int, tuple[Role, ...]],
+    self, values: Values, layout: Mapping[str, int], wide: bool,
+    tolerance: float,
   ) -> None:
-    self.equations, self.layout, self.roles = equations, layout, roles
-    self.makers = {x: eqn for eqn in equations for x in eqn.results}
+    self.values, self.layout = values, layout
+    self.wide, self.tolerance = wide, tolerance
+    self.equations = values.equations
+    self.roles = {
+      number: tuple(Role(_dims(spec).get(axis, "equal")) for axis in axes)
+      for number, spec, axes in values.arguments
+    }
+    self.makers = {x: eqn for eqn in self.equations for x in eqn.results}
+    self.positions = {eqn.path: i for i, eqn in enumerate(self.equations)}
     self.users: dict[int, Equation] = {}
-    for eqn in equations:
+    for eqn in self.equations:
       for x in eqn.operands:
         if x is not None:
           self.users.setdefault(x, eqn)
-    self.compared = 0
+    # Path of a compared equation -> what is wrong ("" for nothing), and the
+    # first iteration of its outermost loop with a wrong result.
+    self.found: dict[Path, tuple[str, int]] = {}
 
   def compare(
     self, mine: Equation, theirs: Equation, x: Sequence[np.ndarray],
     y: Sequence[np.ndarray],
-  ) -> str:
-    """Reads the roles of results; returns what is wrong with them, or "".
+  ) -> None:
+    """Compares the results of an equation.
 
-    Integers may differ, for example numbers of devices and of positions.
+    Integers may differ on purpose, for example numbers of devices and of
+    positions; and values that are moved, for example into rows per device. Both
+    do not count as compared then.
     """
-    self.compared += 1
+    what = ""
+    moves = _MOVES | ({_CAST} if self.wide else set())
     for number, a, b in zip(theirs.results, x, y, strict=True):
       try:
-        found = _read(mine, theirs, a, b, self.layout)
+        roles = self.read(mine, theirs, a, b)
       except LookupError:
-        continue
-      if found is not None:
-        self.roles[number] = found
-      elif np.issubdtype(a.dtype, np.floating):
-        return "its result differs"
-    return self.mixed(theirs)
+        return
+      if roles is not None:
+        self.roles[number] = roles
+      elif np.issubdtype(a.dtype, np.floating) and (
+        theirs.eqn.primitive.name not in moves
+      ):
+        what = "its result differs"
+      else:
+        return
+    what = self.mixed(theirs) or what
+    when = self.first_iteration(mine, theirs, x, y) if what else 0
+    self.found[theirs.path] = what, when
+
+  def read(
+    self, mine: Equation, theirs: Equation, a: np.ndarray, b: np.ndarray
+  ) -> tuple[Role, ...] | None:
+    """Returns the roles of a recorded value, with a device dim if it has one.
+
+    Outside of `jax.shard_map` they are those of the layout's axes.
+    """
+    if mine.sizes:
+      a = a.take(0, mine.outside)  # the only device
+    sizes = list((theirs.sizes or self.layout).values())
+    if theirs.sizes:
+      b = np.moveaxis(b, theirs.outside, 0)
+      b = b.reshape(*sizes, *b.shape[1:])
+    else:
+      b = np.broadcast_to(b, (*sizes, *b.shape))
+    return read_copies(a, b, sizes, len(theirs.loops), self.tolerance)
+
+  def first_iteration(
+    self, mine: Equation, theirs: Equation, x: Sequence[np.ndarray],
+    y: Sequence[np.ndarray],
+  ) -> int:
+    """Returns the first iteration of the outermost loop with a wrong result.
+
+    Iterations are numbered in the order of their execution.
+    """
+    if theirs.loop is None:
+      return 0
+    length, reverse = theirs.loops[0], theirs.loop[1]
+
+    def wrong(index: int) -> bool:
+      for a, b in zip(x, y, strict=True):
+        # The dim of the loop is after that of devices if it is inside.
+        at, bt = (int(bool(e.sizes) and not e.outside) for e in (mine, theirs))
+        parts = a.take([index], at), b.take([index], bt)
+        try:
+          if self.read(mine, theirs, *parts) is None:
+            return True
+        except LookupError:
+          continue
+      return False
+
+    order = range(length)[::-1] if reverse else range(length)
+    return next((i for i, index in enumerate(order) if wrong(index)), 0)
 
   def mixed(self, x: Equation) -> str:
     """Returns what is wrong if operands of a sum have other roles; else ""."""
@@ -539,11 +588,69 @@ class _Trace:
         )
     return ""
 
-  def leaving(
-    self, found: Sequence[tuple[int | None, Any, list[str]]]
-  ) -> Location | None:
+  def first(self, results: Sequence[int | None]) -> Location | None:
+    """Returns the first operation that is wrong although its operands are not.
+
+    Only operations that lead to the numbered results count.
+    """
+    queue, _ = self.blamed(results, None, 0)
+    seen = {x.path for x in queue}
+    origins: list[tuple[Equation, list[Equation]]] = []
+    while queue:
+      x = queue.pop()
+      guilty, passed = self.blamed(x.operands, x.loop, self.found[x.path][1])
+      if not guilty:
+        origins.append((x, passed))
+      for y in guilty:
+        if y.path not in seen:
+          seen.add(y.path)
+          queue.append(y)
+    if not origins:
+      return None
+    x, passed = min(origins, key=lambda item: self.positions[item[0].path])
+    return self.location(x, self.found[x.path][0], passed)
+
+  def blamed(
+    self, numbers: Sequence[int | None], loop: Any, when: int
+  ) -> tuple[list[Equation], list[Equation]]:
+    """Returns wrong operations that make values, and those that are passed.
+
+    Args:
+      numbers: Numbers of the values.
+      loop: Outermost loop in which they are used; None outside of loops.
+      when: Iteration of this loop in which they are used.
+    """
+    queue = [(x, when) for x in numbers]
+    guilty: list[Equation] = []
+    passed: list[Equation] = []
+    seen = set()
+    while queue:
+      number, when = queue.pop()
+      if number is None or (number, when) in seen:
+        continue
+      seen.add((number, when))
+      if number in self.values.carried:
+        start, after, depth = self.values.carried[number]
+        if depth or loop is None:  # iterations of inner loops are not told
+          queue += [(start, when), (after, when)]
+        else:
+          queue.append((after, when - 1) if when else (start, 0))
+        continue
+      x = self.makers.get(number)
+      if x is None:
+        queue.append((self.values.links.get(number), when))
+        continue
+      what, since = self.found.get(x.path, (None, 0))
+      if what is None:
+        passed.append(x)
+        queue += [(y, when) for y in x.operands]
+      elif what and (x.loop != loop or since <= when):
+        guilty.append(x)
+    return guilty, passed
+
+  def leaving(self) -> Location | None:
     """Returns a value that leaves `jax.shard_map` as equal, but is not."""
-    for number, spec, axes in found:
+    for number, spec, axes in self.values.leaving:
       if number not in self.makers:
         continue
       for axis, role in zip(axes, self.roles.get(number, ()), strict=False):
@@ -553,13 +660,15 @@ class _Trace:
         return self.location(self.makers[number], (
           f"its result leaves as if it were equal over {axis!r}, but a {what} "
           f"over {axis!r} is missing"
-        ))
+        ), [])
     return None
 
-  def location(self, x: Equation, what: str) -> Location:
+  def location(
+    self, x: Equation, what: str, passed: Sequence[Equation]
+  ) -> Location:
     """Returns the location of an equation."""
     before = [
-      y for y in self.equations[: self.equations.index(x)]
+      y for y in self.equations[: self.positions[x.path]]
       if y.eqn.primitive.name in _COLLECTIVES
     ]
     collective = ""
@@ -571,9 +680,10 @@ class _Trace:
     used = next((
       self.users[y].lines for y in x.results if y in self.users
     ), ())
+    lines = {y.lines[0]: None for y in passed if y.lines}
     return Location(
-      x.lines, x.eqn.primitive.name, what, self.origins(x), used, collective,
-      self.compared / len(self.equations),
+      x.lines, x.eqn.primitive.name, what, self.origins(x), (*lines,), used,
+      collective, len(self.found) / len(self.equations),
     )
 
   def origins(self, x: Equation) -> tuple[tuple[str, ...], ...]:
@@ -583,11 +693,14 @@ class _Trace:
     queue, seen = [x], {x.path}
     while queue and len(found) < len(here):
       for number in queue.pop(0).operands:
-        before = self.makers.get(number) if number is not None else None
+        number = self.values.links.get(number, number)
+        before = self.makers.get(number)
         if before is None or before.path in seen:
           continue
         seen.add(before.path)
         queue.append(before)
+        if before.eqn.primitive.name in (*_MOVES, _CAST):
+          continue
         chains = zip(here, before.lines[::-1], strict=False)
         level = next((i for i, (a, b) in enumerate(chains) if a != b), None)
         if level is not None:

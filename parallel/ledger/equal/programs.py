@@ -13,13 +13,17 @@ import numpy as np
 
 from parallel.ledger.equal.interpret import (
   Path,
-  Rule,
+  in_float64,
   inner_jaxprs,
   interpreted,
+  permuted,
+  unchanged,
 )
 
 # Builds a step for a layout, axis -> number of devices; {} is one device.
 Builder = Callable[[Mapping[str, int]], tuple[Any, Sequence[Any]]]
+# Programs that are run once or twice: they compile several times faster.
+_FAST = {"xla_backend_optimization_level": 0}
 _CALLBACKS = {"pure_callback", "io_callback", "debug_callback"}
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
@@ -89,6 +93,9 @@ class LayoutProgram:
   compiled: Any
   args: list[Any]
   num_state: int
+  _jitted: dict[tuple[bool, bool], Callable] = dataclasses.field(
+    default_factory=dict, repr=False
+  )
 
   @functools.cached_property
   def result_names(self) -> list[str]:
@@ -139,30 +146,45 @@ class LayoutProgram:
       return Results(*_copies(jax.tree.leaves(results)), {})
 
   def run_by_equations(
-    self, args: Sequence[Any], rule: Rule | None = None,
-    wanted: Collection[Path] = (), wide: bool = False,
+    self, args: Sequence[Any], wide: bool = False, seed: int | None = None,
+    wanted: Collection[Path] = (),
   ) -> "Results":
     """Runs the equations of the step.
 
     Args:
       args: Flat arguments on the host.
-      rule: Replaces equations (`parallel.ledger.equal.interpret`).
+      wide: Whether to compute in float64 (`in_float64`).
+      seed: Seed of the order of sums (`permuted`); None keeps it.
       wanted: Paths of equations whose results are returned, too.
-      wide: Whether arguments and results are float64.
 
     Raises:
       ValueError: The execution fails.
     """
-    run = jax.jit(interpreted(self.closed, rule, wanted, wide))
+    run = self._by_equations(wide, seed is not None, frozenset(wanted))
     with jax.enable_x64(wide), _one_line("the equations of the step fail"):
       if wide:
         args = [
           np.asarray(x, "float64") if _is_floating(x) else x for x in args
         ]
-      results, found = run(*self._placed(args))
+      results, found = run(np.int32(seed or 0), *self._placed(args))
       return Results(*_copies(results), {
         path: [np.asarray(x) for x in xs] for path, xs in found.items()
       })
+
+  def _by_equations(
+    self, wide: bool, is_permuted: bool, wanted: frozenset[Path]
+  ) -> Callable:
+    """Returns the jitted equations, a function of a seed and the arguments."""
+    rule = in_float64 if wide else unchanged
+
+    def run(seed: jax.Array, *args: Any) -> Any:
+      chosen = permuted(seed, rule) if is_permuted else rule
+      return interpreted(self.closed, chosen, wanted, wide)(*args)
+
+    jitted = jax.jit(run, compiler_options=_FAST)
+    if wanted:
+      return jitted  # is run once
+    return self._jitted.setdefault((wide, is_permuted), jitted)
 
   def next_args(
     self, args: Sequence[Any], results: Sequence[np.ndarray]
@@ -251,7 +273,7 @@ def build(
     ) from error
   try:
     traced = step.trace(*args)
-    compiled = traced.lower().compile()
+    compiled = traced.lower().compile(_FAST)
   except Exception as error:
     raise ValueError(
       f"the step cannot be compiled: {type(error).__name__}: "

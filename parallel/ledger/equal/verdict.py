@@ -22,7 +22,6 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from parallel.ledger.equal.interpret import in_float64, permuted
 from parallel.ledger.equal.programs import LayoutProgram, Results
 
 Verdict = Literal["rounding", "undecided", "bug"]
@@ -128,19 +127,17 @@ def measure(program: LayoutProgram) -> Reference:
         f"the step is not deterministic on one device: {name} differs between "
         "two executions with equal arguments"
       )
-  wide = program.run_by_equations(args, in_float64, wide=True).values
+  wide = program.run_by_equations(args, wide=True).values
   changed = [wide]
   wide_changed = []
   for seed in _SEEDS:
-    changed.append(program.run_by_equations(args, permuted(seed)).values)
+    changed.append(program.run_by_equations(args, seed=seed).values)
     changed.append(program.run(nudged(args, seed)).values)
-    wide_changed.append(program.run_by_equations(
-      args, permuted(seed, in_float64), wide=True
-    ).values)
-    wide_args = nudged([_widened(x) for x in args], seed)
     wide_changed.append(
-      program.run_by_equations(wide_args, in_float64, wide=True).values
+      program.run_by_equations(args, wide=True, seed=seed).values
     )
+    wide_args = nudged([_widened(x) for x in args], seed)
+    wide_changed.append(program.run_by_equations(wide_args, wide=True).values)
   return Reference(
     program, results, wide, _envelope(results, changed),
     _envelope(wide, wide_changed),
@@ -211,9 +208,7 @@ def compare(
       f"{_first_other(one, program)}"
     )
   results = program.run(reference.program.args)
-  wide = program.run_by_equations(
-    reference.program.args, in_float64, wide=True
-  )
+  wide = program.run_by_equations(reference.program.args, wide=True)
   found = []
   for place, name in enumerate(one.result_names):
     largest = _size(results, reference.results, place)
@@ -239,6 +234,12 @@ def _size(
   change = size_of(difference(results.values[place], reference[place]))
   spread = results.spreads[place]
   return Size(*(max(x, spread) for x in change))
+
+
+def is_outside(reference: Reference, results: Results, place: int) -> bool:
+  """Returns whether a result in the step's own dtypes is a bug."""
+  size = _size(results, reference.results, place)
+  return size.over(reference.envelope[place]) >= _OWN_LIMITS[1]
 
 
 def _decide(own: float, wide: float) -> Verdict:

@@ -37,7 +37,9 @@ def is_near(location, build):
   """
   lines, first = inspect.getsourcelines(inspect.unwrap(build))
   (fault,) = (first + i for i, x in enumerate(lines) if "# FAULT" in x)
-  chains = (location.lines, *location.made, location.used)
+  chains = (
+    location.lines, *location.made, location.passed, location.used
+  )
   numbers = [
     int(number) for chain in chains for name, _, number in
     (line.rpartition(":") for line in chain)
