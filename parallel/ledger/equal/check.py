@@ -151,7 +151,7 @@ def _compare(
   growth = [
     max((
       verdict.size_of(verdict.difference(x, y)).largest
-      / (verdict.size_of(x).rms or 1.0)
+      / (verdict.scale_of(x) or 1.0)
       for x, y in zip(mine, theirs, strict=True)
     ), default=0.0)
     for mine, theirs in zip(alone, _history(program, steps), strict=True)
@@ -256,7 +256,9 @@ def describe(report: LayoutReport) -> str:
   wrong = [x for x in report.results if x.verdict == report.verdict]
   if report.verdict == "rounding":
     largest = max((x.relative for x in report.results), default=0.0)
-    return f"{line}: largest relative difference {largest:.1e}"
+    line += f": largest relative difference {largest:.1e}"
+    names = ", ".join(x.name for x in report.results if x.has_nan)
+    return f"{line}; NaN also on one device in {names}" if names else line
   line += " in " + ", ".join(
     f"{x.name} ({x.relative:.1e} of its size"
     + (f"; its copies differ by {x.spread:.1e}" if x.spread else "")
@@ -274,6 +276,8 @@ def describe(report: LayoutReport) -> str:
     line += f"\n  its operands are from {', '.join(map(_where, place.made))}"
   if place.passed:
     line += f"\n  not compared before it: {', '.join(place.passed)}"
+  if place.python:
+    line += f"\n  Python values for these: {', '.join(place.python)}"
   return line + (
     f"\n  last collective before: {place.collective}" if place.collective
     else ""

@@ -20,18 +20,15 @@ devices had equal values.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses
-import difflib
 import itertools
-import math
-import pathlib
-import sysconfig
 from typing import Any, NamedTuple
 
-from jax.extend import core
 import numpy as np
 
-from parallel.ledger.equal.interpret import Path, inner_jaxprs, scan_sizes
+from parallel.ledger.equal.equations import Equation, Values, pairs, values_of
+from parallel.ledger.equal.interpret import Path
 from parallel.ledger.equal.programs import LayoutProgram
+from parallel.ledger.equal.sources import python_lines
 
 # Bytes of recorded values of one run, over all devices.
 _BUDGET = 2**30
@@ -42,13 +39,6 @@ _COLLECTIVES = {
   "psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all",
   "all_gather_invariant", "reduce_scatter", "ppermute", "ragged_all_to_all",
 }
-# Folders and files whose lines are not the user's.
-_LIBRARIES = (
-  *{f"{sysconfig.get_path(name)}/" for name in (
-    "stdlib", "platstdlib", "purelib", "platlib"
-  )},
-  f"{pathlib.Path(__file__).parent}/", "<",
-)
 # Changes of types that keep values.
 _IDENTITIES = {"pvary", "pcast", "optimization_barrier"}
 # Operations that only move values.
@@ -76,42 +66,6 @@ class Role(NamedTuple):
   scaled: bool = False
 
 
-class Equation(NamedTuple):
-  """Equation of a program that is not control flow.
-
-  Attributes:
-    path: Its position (`parallel.ledger.equal.interpret.Path`).
-    eqn: The equation.
-    outside: Number of loops outside of the enclosing `jax.shard_map`.
-    loops: Lengths of all enclosing loops, outermost first.
-    loop: Path of the outermost enclosing loop, and whether it runs from its
-      last to its first iteration; None outside of loops.
-    sizes: Mesh axis -> size, inside of `jax.shard_map`.
-    operands: Number of each operand among the values of the program; None for a
-      literal.
-    results: Likewise for each result.
-    lines: FILE:LINE of the user's code that made it, then of its callers.
-  """
-
-  path: Path
-  eqn: Any
-  outside: int
-  loops: tuple[int, ...]
-  loop: tuple[tuple[int, ...], bool] | None
-  sizes: dict[str, int]
-  operands: tuple[int | None, ...]
-  results: tuple[int, ...]
-  lines: tuple[str, ...]
-
-  @property
-  def num_bytes(self) -> int:
-    """Bytes of its results in float64, over all devices and iterations."""
-    copies = math.prod(self.loops) * math.prod(self.sizes.values())
-    return 8 * copies * sum(
-      math.prod(getattr(x.aval, "shape", ())) for x in self.eqn.outvars
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Location:
   """First operation on a layout whose result is wrong, or is used wrongly.
@@ -124,6 +78,7 @@ class Location:
       ``lines``, the nearest one at another line of the same function. The fault
       is at these lines, or between them: a missing operation has no line.
     passed: Lines of operations between these and it that were not compared.
+    python: Lines that compute Python values for it and for these operations.
     used: Likewise for the first operation that uses its result.
     collective: The last collective before it: name, axes, and line; "" if there
       is none.
@@ -135,126 +90,10 @@ class Location:
   what: str
   made: tuple[tuple[str, ...], ...]
   passed: tuple[str, ...]
+  python: tuple[str, ...]
   used: tuple[str, ...]
   collective: str
   share: float
-
-
-def source_lines(eqn: Any) -> tuple[str, ...]:
-  """Returns FILE:LINE of the user's code that made an equation, and callers."""
-  traceback = eqn.source_info.traceback
-  return tuple(
-    f"{frame.file_name}:{frame.line_num}"
-    for frame in (() if traceback is None else traceback.frames)
-    if not frame.file_name.startswith(_LIBRARIES)
-  )
-
-
-class Values(NamedTuple):
-  """Equations of a program, and how its values are connected.
-
-  Attributes:
-    equations: Equations that the interpreter can record, in order.
-    arguments: Arguments of `jax.shard_map`: number, spec and axes.
-    leaving: Results of `jax.shard_map`, before they leave it: likewise.
-    links: Number inside of `jax.shard_map` of an argument or result -> that
-      outside, or the reverse: where a value comes from.
-    carried: Number of a value that a loop carries -> the numbers of its first
-      value and of that after an iteration, and the depth of the loop.
-    results: Numbers of the results.
-  """
-
-  equations: list[Equation]
-  arguments: list[tuple[int, Any, list[str]]]
-  leaving: list[tuple[int | None, Any, list[str]]]
-  links: dict[int, int | None]
-  carried: dict[int, tuple[int | None, int | None, int]]
-  results: list[int | None]
-
-
-def values_of(closed: Any) -> Values:
-  """Returns the equations of a program, with numbers of their values."""
-  found = Values([], [], [], {}, {}, [])
-  fresh = itertools.count()
-
-  def visit(
-    jaxpr: Any, operands: Sequence[int | None], path: tuple[int, ...],
-    outside: int, loops: tuple[int, ...], loop: Any, sizes: dict[str, int],
-    called: tuple[str, ...] | None = None,
-  ) -> list[int | None]:
-    """Visits a jaxpr; returns the numbers of its results.
-
-    ``called`` are the lines that call a library's jitted function.
-    """
-    numbers = dict(zip(jaxpr.invars, operands, strict=True))
-
-    def read(atoms: Sequence[Any]) -> tuple[int | None, ...]:
-      return tuple(
-        None if isinstance(x, core.Literal) else numbers.get(x) for x in atoms
-      )
-
-    for index, eqn in enumerate(jaxpr.eqns):
-      here, mine = (*path, index), read(eqn.invars)
-      lines = source_lines(eqn) if called is None else called
-      inner = next(inner_jaxprs(eqn), None)
-      if inner is None:
-        results = tuple(next(fresh) for _ in eqn.outvars)
-        found.equations.append(
-          Equation(
-            here, eqn, outside, loops, loop, sizes, mine, results, lines
-          )
-        )
-        numbers |= zip(eqn.outvars, results, strict=True)
-        continue
-      inner, p = getattr(inner, "jaxpr", inner), eqn.params
-      mine = mine[len(mine) - len(inner.invars) :]
-      if eqn.primitive.name == "scan":
-        first, num = scan_sizes(eqn)
-        carries = [next(fresh) for _ in range(num)]
-        of_results = visit(
-          inner, (*mine[:first], *carries, *mine[first + num :]), here,
-          outside, (*loops, p["length"]), loop or (here, p["reverse"]), sizes,
-          called,
-        )
-        found.carried.update(
-          (x, (start, after, len(loops))) for x, start, after in zip(
-            carries, mine[first : first + num], of_results[:num], strict=True
-          )
-        )
-      elif eqn.primitive.name == "shard_map":
-        axes = [x for x in p["mesh"].axis_names if x in p["newly_manual_axes"]]
-        entering = [next(fresh) for _ in mine]
-        found.links.update(zip(entering, mine, strict=True))
-        found.arguments.extend(
-          (x, spec, axes)
-          for x, spec in zip(entering, p["in_specs"], strict=True)
-        )
-        manual = {x: p["mesh"].shape[x] for x in axes}
-        inside = visit(
-          inner, entering, here, len(loops), loops, loop, sizes | manual, called
-        )
-        found.leaving.extend(
-          (x, spec, axes)
-          for x, spec in zip(inside, p["out_specs"], strict=True)
-        )
-        of_results = [next(fresh) for _ in inside]
-        found.links.update(zip(of_results, inside, strict=True))
-      else:
-        # The jaxpr of a library's function may be that of an earlier call.
-        info = str(getattr(inner.debug_info, "func_src_info", ""))
-        is_library = any(prefix in info for prefix in _LIBRARIES[:-1])
-        of_results = visit(
-          inner, mine, here, outside, loops, loop, sizes,
-          lines if is_library else called,
-        )
-      numbers |= zip(eqn.outvars, of_results, strict=True)
-    return list(read(jaxpr.outvars))
-
-  jaxpr = closed.jaxpr
-  found.results.extend(
-    visit(jaxpr, [next(fresh) for _ in jaxpr.invars], (), 0, (), None, {})
-  )
-  return found
 
 
 def _dims(spec: Any) -> dict[str, int]:
@@ -263,26 +102,6 @@ def _dims(spec: Any) -> dict[str, int]:
     name: dim for dim, entry in enumerate(spec) if entry
     for name in ((entry,) if isinstance(entry, str) else entry)
   }
-
-
-def pairs(
-  one: Sequence[Equation], many: Sequence[Equation]
-) -> list[tuple[Equation, Equation]]:
-  """Returns corresponding equations of two programs, in order."""
-
-  def keys(found: Sequence[Equation]) -> list[tuple[str, str, int]]:
-    return [
-      (x.eqn.primitive.name, "".join(x.lines[:1]), len(x.loops)) for x in found
-    ]
-
-  blocks = difflib.SequenceMatcher(
-    None, keys(one), keys(many), autojunk=False
-  ).get_matching_blocks()
-  return [
-    (one[block.a + i], many[block.b + i]) for block in blocks
-    for i in range(block.size)
-    if one[block.a + i].loops == many[block.b + i].loops
-  ]
 
 
 def read_copies(
@@ -439,7 +258,8 @@ def locate(
       continue
     for a, b in group:
       trace.compare(a, b, mine.recorded[a.path], theirs.recorded[b.path])
-  return trace.first([found.results[i] for i in wrong]) or trace.leaving()
+  results = [found.results[i] for i in wrong]
+  return trace.first(results) or trace.leaving(results)
 
 
 def _differ(x: np.ndarray, y: np.ndarray, tolerance: float) -> bool:
@@ -595,7 +415,7 @@ class _Trace:
     """
     queue, _ = self.blamed(results, None, 0)
     seen = {x.path for x in queue}
-    origins: list[tuple[Equation, list[Equation]]] = []
+    origins: list[tuple[Equation, list[tuple[str, ...]]]] = []
     while queue:
       x = queue.pop()
       guilty, passed = self.blamed(x.operands, x.loop, self.found[x.path][1])
@@ -612,8 +432,8 @@ class _Trace:
 
   def blamed(
     self, numbers: Sequence[int | None], loop: Any, when: int
-  ) -> tuple[list[Equation], list[Equation]]:
-    """Returns wrong operations that make values, and those that are passed.
+  ) -> tuple[list[Equation], list[tuple[str, ...]]]:
+    """Returns wrong operations that make values, and the lines of those passed.
 
     Args:
       numbers: Numbers of the values.
@@ -622,7 +442,7 @@ class _Trace:
     """
     queue = [(x, when) for x in numbers]
     guilty: list[Equation] = []
-    passed: list[Equation] = []
+    passed: list[tuple[str, ...]] = []
     seen = set()
     while queue:
       number, when = queue.pop()
@@ -642,16 +462,17 @@ class _Trace:
         continue
       what, since = self.found.get(x.path, (None, 0))
       if what is None:
-        passed.append(x)
+        passed.append(x.lines)
         queue += [(y, when) for y in x.operands]
       elif what and (x.loop != loop or since <= when):
         guilty.append(x)
     return guilty, passed
 
-  def leaving(self) -> Location | None:
-    """Returns a value that leaves `jax.shard_map` as equal, but is not."""
+  def leaving(self, results: Sequence[int | None]) -> Location | None:
+    """Returns a result that leaves `jax.shard_map` as equal, but is not."""
+    inside = {self.values.links.get(x) for x in results if x is not None}
     for number, spec, axes in self.values.leaving:
-      if number not in self.makers:
+      if number not in inside or number not in self.makers:
         continue
       for axis, role in zip(axes, self.roles.get(number, ()), strict=False):
         if axis in _dims(spec) or not (role.kind == "sum" or role.scaled):
@@ -664,7 +485,7 @@ class _Trace:
     return None
 
   def location(
-    self, x: Equation, what: str, passed: Sequence[Equation]
+    self, x: Equation, what: str, passed: Sequence[tuple[str, ...]]
   ) -> Location:
     """Returns the location of an equation."""
     before = [
@@ -680,10 +501,14 @@ class _Trace:
     used = next((
       self.users[y].lines for y in x.results if y in self.users
     ), ())
-    lines = {y.lines[0]: None for y in passed if y.lines}
+    made = self.origins(x)
+    lines = {y[0]: None for y in passed if y}
+    near = [*(y[0] for y in (x.lines, *made) if y), *lines]
+    arrays = {y for eqn in self.equations for y in eqn.lines}
     return Location(
-      x.lines, x.eqn.primitive.name, what, self.origins(x), (*lines,), used,
-      collective, len(self.found) / len(self.equations),
+      x.lines, x.eqn.primitive.name, what, made, (*lines,),
+      python_lines(near, arrays), used, collective,
+      len(self.found) / len(self.equations),
     )
 
   def origins(self, x: Equation) -> tuple[tuple[str, ...], ...]:

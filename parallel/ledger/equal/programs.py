@@ -7,7 +7,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend import core
+from jax.extend import core, source_info_util
 import jax.numpy as jnp
 import numpy as np
 
@@ -130,9 +130,18 @@ class LayoutProgram:
       + memory.temp_size_in_bytes
     )
 
+  @property
+  def _tree(self) -> Any:
+    """Tree structure of the arguments."""
+    return jax.tree.structure(self.traced.args_info[0])
+
   def _placed(self, args: Sequence[Any]) -> list[Any]:
-    shardings = jax.tree.leaves(self.compiled.input_shardings[0])
-    return [jax.device_put(x, s) for x, s in zip(args, shardings, strict=True)]
+    # The sharding of an argument that the step does not use is None.
+    shardings = self._tree.flatten_up_to(self.compiled.input_shardings[0])
+    return [
+      x if s is None else jax.device_put(x, s)
+      for x, s in zip(args, shardings, strict=True)
+    ]
 
   def run(self, args: Sequence[Any]) -> "Results":
     """Runs the compiled step on flat arguments.
@@ -140,9 +149,8 @@ class LayoutProgram:
     Raises:
       ValueError: The execution fails.
     """
-    tree = jax.tree.structure(self.compiled.input_shardings[0])
     with _one_line("the step fails"):
-      results = self.compiled(*tree.unflatten(self._placed(args)))
+      results = self.compiled(*self._tree.unflatten(self._placed(args)))
       return Results(*_copies(jax.tree.leaves(results)), {})
 
   def run_by_equations(
@@ -272,7 +280,8 @@ def build(
       f"{type(error).__name__}: {_first_line(error)}"
     ) from error
   try:
-    traced = step.trace(*args)
+    with _lines_of_backwards():
+      traced = step.trace(*args)
     compiled = traced.lower().compile(_FAST)
   except Exception as error:
     raise ValueError(
@@ -336,6 +345,39 @@ def _copies(results: Sequence[Any]) -> tuple[list[np.ndarray], list[float]]:
       ).max(initial=0.0)))
     spreads.append(spread)
   return values, spreads
+
+
+@contextlib.contextmanager
+def _lines_of_backwards() -> Iterator[None]:
+  """Gives equations of the backward of a `jax.custom_vjp` their own lines.
+
+  JAX gives them those of the forward call.
+  """
+  call = jax.custom_vjp.__call__
+
+  def with_lines(self: Any, *args: Any, **kwargs: Any) -> Any:
+    backward = self.bwd
+
+    def traced(*operands: Any) -> Any:
+      # A traceback that is false: JAX takes one for each equation.
+      context = source_info_util.user_context(())
+      context.__enter__()
+      try:
+        return backward(*operands)
+      finally:
+        context.__exit__(None, None, None)
+
+    self.bwd = backward and functools.wraps(backward)(traced)
+    try:
+      return call(self, *args, **kwargs)
+    finally:
+      self.bwd = backward
+
+  jax.custom_vjp.__call__ = with_lines
+  try:
+    yield
+  finally:
+    jax.custom_vjp.__call__ = call
 
 
 @contextlib.contextmanager

@@ -28,8 +28,8 @@ Verdict = Literal["rounding", "undecided", "bug"]
 _WORST: tuple[Verdict, ...] = ("rounding", "undecided", "bug")
 # Differences in multiples of the envelope: up to the first number they are
 # rounding, from the second on a bug.
-_OWN_LIMITS = (16.0, 64.0)
-_WIDE_LIMITS = (1e3, 1e6)
+OWN_LIMITS = (16.0, 64.0)
+WIDE_LIMITS = (1e3, 1e6)
 _SEEDS = (0, 1)  # of permutations, and of changed arguments
 
 
@@ -56,11 +56,16 @@ def size_of(x: np.ndarray) -> Size:
 
 
 def difference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-  """Returns x - y in float64; 0 where both are equal or both are NaN."""
+  """Returns x - y in float64: 0 for two NaN, infinity for one."""
   x, y = (np.asarray(a, "float64") for a in (x, y))
   with np.errstate(invalid="ignore"):
-    found = x - y
+    found = np.nan_to_num(x - y, nan=np.inf, posinf=np.inf, neginf=-np.inf)
   return np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, found)
+
+
+def scale_of(x: np.ndarray) -> float:
+  """Returns the root mean square of a result, with 0 for NaN and infinity."""
+  return size_of(np.where(np.isfinite(np.asarray(x, "float64")), x, 0)).rms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +81,7 @@ class ResultComparison:
     own: Difference in multiples of the envelope.
     wide: Likewise in float64.
     spread: Largest difference between the devices' copies of the result.
+    has_nan: Whether the result has NaN on one device.
   """
 
   name: str
@@ -85,11 +91,12 @@ class ResultComparison:
   own: float
   wide: float
   spread: float
+  has_nan: bool = False
 
   @property
   def has_fewer_bits(self) -> bool:
     """Whether the layouts agree in float64 only."""
-    return self.verdict == "bug" and self.wide <= _WIDE_LIMITS[0]
+    return self.verdict == "bug" and self.wide <= WIDE_LIMITS[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +122,7 @@ def measure(program: LayoutProgram) -> Reference:
   """Runs a step on one device, and measures its envelope.
 
   Raises:
-    ValueError: Two executions differ.
+    ValueError: Two executions differ, or rounding decides what is finite.
   """
   args = program.args
   results = program.run(args).values
@@ -138,9 +145,10 @@ def measure(program: LayoutProgram) -> Reference:
     )
     wide_args = nudged([_widened(x) for x in args], seed)
     wide_changed.append(program.run_by_equations(wide_args, wide=True).values)
+  names = program.result_names
   return Reference(
-    program, results, wide, _envelope(results, changed),
-    _envelope(wide, wide_changed),
+    program, results, wide, _envelope(names, results, changed),
+    _envelope(names, wide, wide_changed),
   )
 
 
@@ -169,7 +177,8 @@ def _widened(x: Any) -> Any:
 
 
 def _envelope(
-  results: Sequence[np.ndarray], changed: Sequence[Sequence[np.ndarray]]
+  names: Sequence[str], results: Sequence[np.ndarray],
+  changed: Sequence[Sequence[np.ndarray]],
 ) -> list[Size]:
   """Returns the largest change of each result, at least one rounding of it."""
   found = []
@@ -178,11 +187,15 @@ def _envelope(
     if jnp.issubdtype(x.dtype, jnp.floating):
       eps = float(jnp.finfo(x.dtype).eps)
     sizes = [size_of(difference(run[place], x)) for run in changed]
-    scale = size_of(np.where(np.isfinite(np.asarray(x, "float64")), x, 0))
-    found.append(Size(
-      max(eps * scale.rms, *(s.rms for s in sizes)),
-      max(eps * scale.rms, *(s.largest for s in sizes)),
-    ))
+    rounding = eps * scale_of(x)
+    found.append(Size(*(
+      max(rounding, *many) for many in zip(*sizes, strict=True)
+    )))
+    if not np.isfinite(found[-1].largest):
+      raise ValueError(
+        f"{names[place]} becomes NaN or infinite on one device, or ceases to "
+        "be, if only its rounding changes"
+      )
   return found
 
 
@@ -218,11 +231,12 @@ def compare(
     )
     if not jnp.issubdtype(results.values[place].dtype, jnp.floating):
       own = of_wide  # rounding may change, for example, the index of a maximum
-    scale = size_of(reference.results[place]).rms
+    scale = scale_of(reference.results[place])
     found.append(ResultComparison(
       name, _decide(own, of_wide), largest,
       largest.largest / scale if scale else float(largest.largest > 0),
       own, of_wide, results.spreads[place],
+      bool(np.isnan(np.asarray(reference.results[place], "float64")).any()),
     ))
   return found, wide.values
 
@@ -239,17 +253,17 @@ def _size(
 def is_outside(reference: Reference, results: Results, place: int) -> bool:
   """Returns whether a result in the step's own dtypes is a bug."""
   size = _size(results, reference.results, place)
-  return size.over(reference.envelope[place]) >= _OWN_LIMITS[1]
+  return size.over(reference.envelope[place]) >= OWN_LIMITS[1]
 
 
 def _decide(own: float, wide: float) -> Verdict:
-  if wide >= _WIDE_LIMITS[1]:
+  if wide >= WIDE_LIMITS[1]:
     return "bug"
-  if wide > _WIDE_LIMITS[0]:
+  if wide > WIDE_LIMITS[0]:
     return "undecided"
-  if own >= _OWN_LIMITS[1]:
+  if own >= OWN_LIMITS[1]:
     return "bug"
-  return "undecided" if own > _OWN_LIMITS[0] else "rounding"
+  return "undecided" if own > OWN_LIMITS[0] else "rounding"
 
 
 def worst(found: Sequence[ResultComparison]) -> Verdict:

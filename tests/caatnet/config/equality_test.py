@@ -62,7 +62,6 @@ STEPS = {
   "gcn, bfloat16": (
     "graphs.tiny:data_parallel,test", BFLOAT16 + "model.layer=gcn", "data:2",
   ),
-  "federated images": ("federated.tiny:convolutional,test", "", "data:4"),
   "gpipe": (
     "pipeline.tiny:test", STAGES + "pipeline.schedule=gpipe",
     "stage:4 stage:2,tensor:2",

@@ -38,19 +38,6 @@ def run_steps(experiment, num_steps=3):
   return jax.device_get(state), jax.device_get(metrics), losses
 
 
-@pytest.mark.rotated
-@pytest.mark.quick
-@pytest.mark.parametrize(
-  "mesh",
-  [{"tensor": 4}, {"data": 2, "tensor": 2}, {"data": 4}],
-)
-def test_lanes_equal_devices(mesh):
-  sizes = "parallel.data=4 parallel.tensor=4 sync.p=0.5"
-  one = run_steps(make_experiment({}, sizes))
-  many = run_steps(make_experiment(mesh, sizes))
-  chex.assert_trees_all_close(one, many, rtol=2e-4, atol=2e-5)
-
-
 def test_padded_heads_stay_zero_and_change_no_loss():
   """The last of four ranks has only padding."""
   sizes = (
