@@ -1,8 +1,10 @@
-"""Programs of other projects: what they send, compared with closed forms.
+"""Programs of other projects: what they send and compute.
 
-`run_program.py` compiles the programs in an environment made from the package
-registry, and their texts are read here. Projects that need another version of a
-package have an environment of their own, the others share one.
+What they send is compared with closed forms, and what they compute on devices
+with one device. `run_program.py` compiles the programs in an environment made
+from the package registry, and their texts are read here. `equal_program.py`
+runs them there. Projects that need another version of a package have an
+environment of their own, the others share one.
 """
 
 from collections.abc import Iterable
@@ -89,6 +91,29 @@ def read(
     p: facts["versions"][p] for p in dict.fromkeys([*wanted, "jax"])
   }
   return found, facts
+
+
+def equal(
+  python: pathlib.Path, project: str, name: str, dtype: str = "float32",
+  devices: int = 8,
+) -> dict[str, Any]:
+  """Compares a program on several devices with the same program on one.
+
+  Args:
+    python: Python that has the project's packages.
+    project: A key of ``PROGRAMS``.
+    name: Function of ``with_PROJECT.py``.
+    dtype: Dtype of floating arguments.
+    devices: Number of devices.
+
+  Returns:
+    The line that `equal_program.py` prints.
+  """
+  text = environments.execute([
+    str(python), str(_HERE / "equal_program.py"), project, name, str(devices),
+    dtype,
+  ], {"XLA_FLAGS": ""})
+  return json.loads(text.splitlines()[-1])
 
 
 def compared(found: Reading, expected: Sends) -> dict[str, Any]:

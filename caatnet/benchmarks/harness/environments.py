@@ -66,8 +66,8 @@ def _uv_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def execute(
   command: Sequence[str],
   environment: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-  """Runs a command.
+) -> str:
+  """Runs a command, and returns its standard output.
 
   Args:
     command: Program and its arguments.
@@ -88,3 +88,4 @@ def execute(
     # The last line may be a notice of pip; pyenv's first line is its error.
     last = next((x for x in reversed(lines) if "error" in x.lower()), lines[0])
     raise ValueError(f"{' '.join(command)[:200]}: {last}")
+  return ended.stdout
