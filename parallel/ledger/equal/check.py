@@ -277,7 +277,7 @@ def describe(report: LayoutReport) -> str:
   if place.passed:
     line += f"\n  not compared before it: {', '.join(place.passed)}"
   if place.python:
-    line += f"\n  Python values for these: {', '.join(place.python)}"
+    line += f"\n  assigned without an operation: {', '.join(place.python)}"
   return line + (
     f"\n  last collective before: {place.collective}" if place.collective
     else ""

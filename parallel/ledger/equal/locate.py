@@ -78,7 +78,8 @@ class Location:
       ``lines``, the nearest one at another line of the same function. The fault
       is at these lines, or between them: a missing operation has no line.
     passed: Lines of operations between these and it that were not compared.
-    python: Lines that compute Python values for it and for these operations.
+    python: Lines without an operation that assign names which the statements at
+      these lines read.
     used: Likewise for the first operation that uses its result.
     collective: The last collective before it: name, axes, and line; "" if there
       is none.
@@ -503,7 +504,7 @@ class _Trace:
     ), ())
     made = self.origins(x)
     lines = {y[0]: None for y in passed if y}
-    near = [*(y[0] for y in (x.lines, *made) if y), *lines]
+    near = [*x.lines, *(y[0] for y in made if y), *lines]
     arrays = {y for eqn in self.equations for y in eqn.lines}
     return Location(
       x.lines, x.eqn.primitive.name, what, made, (*lines,),

@@ -43,11 +43,12 @@ def _parsed(file: str) -> ast.Module:
 def python_lines(
   lines: Iterable[str], operations: Collection[str]
 ) -> tuple[str, ...]:
-  """Returns lines that compute Python values for the statements at given lines.
+  """Returns lines without an operation that assign what given statements read.
 
-  An array's size, a number of ranks or a flag has no operation to compare, but
-  a wrong one is a frequent fault. The last assignments of the names that the
-  statements read are followed within the enclosing functions.
+  A number of ranks, a size or a flag of Python has no value on a device that
+  could be compared, and neither has an assignment in which an operation is
+  missing. The last assignments of the names that the statements read are
+  followed within the enclosing functions.
 
   Args:
     lines: FILE:LINE of statements.
