@@ -274,6 +274,8 @@ def describe(report: LayoutReport) -> str:
   line += f"\n  first at {where} ({place.primitive}): {place.what}"
   if place.made:
     line += f"\n  its operands are from {', '.join(map(_where, place.made))}"
+  if place.used:
+    line += f"\n  its result is used at {_where(place.used)}"
   if place.passed:
     line += f"\n  not compared before it: {', '.join(place.passed)}"
   if place.python:

@@ -80,7 +80,7 @@ class Location:
     passed: Lines of operations between these and it that were not compared.
     python: Lines without an operation that assign names which the statements at
       these lines read.
-    used: Likewise for the first operation that uses its result.
+    used: Likewise for the first operation at another line that uses its result.
     collective: The last collective before it: name, axes, and line; "" if there
       is none.
     share: Fraction of the values that could be compared.
@@ -263,6 +263,15 @@ def locate(
   return trace.first(results) or trace.leaving(results)
 
 
+def _level(lines: Sequence[str], others: Sequence[str]) -> int | None:
+  """Returns the outermost function in which two operations have other lines.
+
+  None if they have none, for example if one is made by a call in the other.
+  """
+  chains = zip(lines[::-1], others[::-1], strict=False)
+  return next((i for i, (a, b) in enumerate(chains) if a != b), None)
+
+
 def _differ(x: np.ndarray, y: np.ndarray, tolerance: float) -> bool:
   """Returns whether results differ by more than a fraction of the largest."""
   x, y = (np.asarray(a, "float64") for a in (x, y))
@@ -306,11 +315,11 @@ class _Trace:
     }
     self.makers = {x: eqn for eqn in self.equations for x in eqn.results}
     self.positions = {eqn.path: i for i, eqn in enumerate(self.equations)}
-    self.users: dict[int, Equation] = {}
+    self.users: dict[int, list[Equation]] = {}
     for eqn in self.equations:
       for x in eqn.operands:
         if x is not None:
-          self.users.setdefault(x, eqn)
+          self.users.setdefault(x, []).append(eqn)
     # Path of a compared equation -> what is wrong ("" for nothing), and the
     # first iteration of its outermost loop with a wrong result.
     self.found: dict[Path, tuple[str, int]] = {}
@@ -499,12 +508,10 @@ class _Trace:
       names = last.eqn.params.get("axes", last.eqn.params.get("axis_name"))
       where = "".join(last.lines[:1])
       collective = f"{last.eqn.primitive.name} over {names} at {where}"
-    used = next((
-      self.users[y].lines for y in x.results if y in self.users
-    ), ())
+    used = self.used(x)
     made = self.origins(x)
     lines = {y[0]: None for y in passed if y}
-    near = [*x.lines, *(y[0] for y in made if y), *lines]
+    near = [*x.lines, *(y[0] for y in (*made, used) if y), *lines]
     arrays = {y for eqn in self.equations for y in eqn.lines}
     return Location(
       x.lines, x.eqn.primitive.name, what, made, (*lines,),
@@ -512,12 +519,26 @@ class _Trace:
       len(self.found) / len(self.equations),
     )
 
+  def used(self, x: Equation) -> tuple[str, ...]:
+    """Returns the lines of the first operation at another line that uses it."""
+    queue, seen = [x], {x.path}
+    while queue:
+      eqn = min(queue, key=lambda y: self.positions[y.path])
+      queue.remove(eqn)
+      if _level(x.lines, eqn.lines) is not None:
+        return eqn.lines
+      for user in (y for number in eqn.results
+                   for y in self.users.get(number, ())):
+        if user.path not in seen:
+          seen.add(user.path)
+          queue.append(user)
+    return ()
+
   def origins(self, x: Equation) -> tuple[tuple[str, ...], ...]:
     """Returns the lines of earlier operations; see `Location.made`."""
     found: dict[int, tuple[str, ...]] = {}
-    here = x.lines[::-1]  # outermost first
     queue, seen = [x], {x.path}
-    while queue and len(found) < len(here):
+    while queue and len(found) < len(x.lines):
       for number in queue.pop(0).operands:
         number = self.values.links.get(number, number)
         before = self.makers.get(number)
@@ -527,8 +548,7 @@ class _Trace:
         queue.append(before)
         if before.eqn.primitive.name in (*_MOVES, _CAST):
           continue
-        chains = zip(here, before.lines[::-1], strict=False)
-        level = next((i for i, (a, b) in enumerate(chains) if a != b), None)
+        level = _level(x.lines, before.lines)
         if level is not None:
           found.setdefault(level, before.lines)
     return tuple(found[level] for level in sorted(found, reverse=True))

@@ -135,8 +135,7 @@ def measure(program: LayoutProgram) -> Reference:
         "two executions with equal arguments"
       )
   wide = program.run_by_equations(args, wide=True).values
-  changed = [wide]
-  wide_changed = []
+  changed, wide_changed = [], []
   for seed in _SEEDS:
     changed.append(program.run_by_equations(args, seed=seed).values)
     changed.append(program.run(nudged(args, seed)).values)
@@ -147,7 +146,7 @@ def measure(program: LayoutProgram) -> Reference:
     wide_changed.append(program.run_by_equations(wide_args, wide=True).values)
   names = program.result_names
   return Reference(
-    program, results, wide, _envelope(names, results, changed),
+    program, results, wide, _envelope(names, results, changed, wide),
     _envelope(names, wide, wide_changed),
   )
 
@@ -179,18 +178,27 @@ def _widened(x: Any) -> Any:
 def _envelope(
   names: Sequence[str], results: Sequence[np.ndarray],
   changed: Sequence[Sequence[np.ndarray]],
+  wide: Sequence[np.ndarray] | None = None,
 ) -> list[Size]:
-  """Returns the largest change of each result, at least one rounding of it."""
+  """Returns the largest change of each result, at least one rounding of it.
+
+  The change to the results in float64 counts unless it is of the size of the
+  result and much larger than all others: then it is not rounding, but the range
+  of a dtype that decides, for example whether gradients overflow.
+  """
   found = []
   for place, x in enumerate(results):
     eps = 0.0
     if jnp.issubdtype(x.dtype, jnp.floating):
       eps = float(jnp.finfo(x.dtype).eps)
+    scale = scale_of(x)
     sizes = [size_of(difference(run[place], x)) for run in changed]
-    rounding = eps * scale_of(x)
-    found.append(Size(*(
-      max(rounding, *many) for many in zip(*sizes, strict=True)
-    )))
+    sizes.append(Size(eps * scale, eps * scale))
+    found.append(Size(*map(max, *sizes)))
+    if wide is not None:
+      far = size_of(difference(wide[place], x))
+      if far.rms < scale / 4 or far.over(found[-1]) < OWN_LIMITS[1]:
+        found[-1] = Size(*map(max, found[-1], far))
     if not np.isfinite(found[-1].largest):
       raise ValueError(
         f"{names[place]} becomes NaN or infinite on one device, or ceases to "

@@ -1,7 +1,7 @@
-"""Ten more programs with planted faults, for one last check, made only once.
+"""Ten more programs with planted faults.
 
-They were written without knowledge of how the comparison works, which must not
-be developed or tuned with them.
+They were written without knowledge of how the comparison works, and compared
+once before it was developed further with them.
 """
 
 import jax
