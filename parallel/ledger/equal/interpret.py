@@ -285,9 +285,10 @@ def in_float64(
   if name == "reduce_precision":
     return operands
   if name == "convert_element_type" and jnp.issubdtype(
-    p["new_dtype"], jnp.floating
+    p["new_dtype"], jnp.inexact
   ):
-    return [operands[0].astype(jnp.float64)]
+    is_complex = jnp.issubdtype(p["new_dtype"], jnp.complexfloating)
+    return [operands[0].astype(jnp.complex128 if is_complex else jnp.float64)]
   changes: dict[str, Any] = {}
   if "preferred_element_type" in p and _is_float(operands[0]):
     changes["preferred_element_type"] = jnp.dtype(jnp.float64)
@@ -352,7 +353,11 @@ def _is_float(x: Any) -> bool:
 
 
 def _wide(x: Any) -> Any:
-  """Returns floating values in float64, and all others unchanged."""
-  if not _is_float(x) or jnp.result_type(x) == jnp.float64:
-    return x
-  return jnp.asarray(x).astype(jnp.float64)
+  """Returns floats in float64, complex numbers in complex128, others as is."""
+  dtype = jnp.result_type(x)
+  for kind, wide in (
+    (jnp.floating, jnp.float64), (jnp.complexfloating, jnp.complex128)
+  ):
+    if jnp.issubdtype(dtype, kind) and dtype != wide:
+      return jnp.asarray(x).astype(wide)
+  return x

@@ -23,11 +23,13 @@ import dataclasses
 import itertools
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from parallel.ledger.equal.equations import Equation, Values, pairs, values_of
 from parallel.ledger.equal.interpret import Path
-from parallel.ledger.equal.programs import LayoutProgram
+from parallel.ledger.equal.programs import LayoutProgram, widened
 from parallel.ledger.equal.sources import python_lines
 
 # Bytes of recorded values of one run, over all devices.
@@ -151,16 +153,13 @@ def read_copies(
     raise LookupError
   ratios = [a // b if b else 1 for a, b in zip(shape, local, strict=True)]
   exact = not np.issubdtype(reference.dtype, np.floating)
-  scale = 0.0
-  if reference.size and not exact:
-    finite = np.where(np.isfinite(reference), reference, 0)
-    scale = float(np.abs(finite).max())
+  scale = 0.0 if exact else _scale(reference)
 
   def close(x: np.ndarray, y: np.ndarray) -> bool:
     if exact:
       return bool(np.array_equal(x, y))
     return bool(np.allclose(
-      x, y, rtol=0, atol=tolerance * scale, equal_nan=True
+      x, y, rtol=TOLERANCE, atol=tolerance * scale, equal_nan=True
     ))
 
   kinds = [i for i, ratio in enumerate(ratios) if ratio > 1]
@@ -194,6 +193,14 @@ def read_copies(
   if not possible:
     raise LookupError
   return None
+
+
+def _scale(x: np.ndarray) -> float:
+  """Returns the largest finite absolute value, without masks such as -1e30."""
+  sizes = np.abs(x[np.isfinite(x)])
+  largest = sizes.max(initial=0.0)
+  others = sizes[sizes < largest / 2].max(initial=0.0)
+  return float(others if 0 < others < 1e-8 * largest else largest)
 
 
 def _combine(
@@ -243,6 +250,10 @@ def locate(
     pair for pair in pairs(values_of(one.closed).equations, found.equations)
     if max(x.num_bytes for x in pair) <= _BUDGET
     and pair[1].eqn.primitive.name not in _IDENTITIES
+    and not any(
+      jnp.issubdtype(getattr(x.aval, "dtype", bool), jax.dtypes.extended)
+      for x in pair[1].eqn.outvars
+    )
   ]
   for group in _groups(matched):
     mine, theirs = (
@@ -334,6 +345,7 @@ class _Trace:
     positions; and values that are moved, for example into rows per device. Both
     do not count as compared then.
     """
+    x, y = ([widened(v) for v in values] for values in (x, y))
     what = ""
     moves = _MOVES | ({_CAST} if self.wide else set())
     for number, a, b in zip(theirs.results, x, y, strict=True):

@@ -171,9 +171,7 @@ class LayoutProgram:
     run = self._by_equations(wide, seed is not None, frozenset(wanted))
     with jax.enable_x64(wide), _one_line("the equations of the step fail"):
       if wide:
-        args = [
-          np.asarray(x, "float64") if _is_floating(x) else x for x in args
-        ]
+        args = [*map(widened, args)]
       results, found = run(np.int32(seed or 0), *self._placed(args))
       return Results(*_copies(results), {
         path: [np.asarray(x) for x in xs] for path, xs in found.items()
@@ -288,10 +286,12 @@ def build(
       f"the step cannot be compiled: {type(error).__name__}: "
       f"{_first_line(error)}"
     ) from error
-  if any(
-    jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    for x in jax.tree.leaves((traced.in_avals, traced.out_info))
-  ):
+  leaves = jax.tree.leaves((traced.in_avals, traced.out_info))
+  if any(jnp.issubdtype(x.dtype, jnp.complexfloating) for x in leaves):
+    raise ValueError(
+      "complex numbers are not compared; use their real and imaginary parts"
+    )
+  if any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves):
     raise ValueError(
       "typed random keys are not compared; use jax.random.key_data, and "
       "jax.random.wrap_key_data in the step"
@@ -323,8 +323,10 @@ def _drawn(x: jax.ShapeDtypeStruct, seed: int) -> np.ndarray:
   return rng.integers(2, size=x.shape).astype(x.dtype)
 
 
-def _is_floating(x: Any) -> bool:
-  return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+def widened(x: Any) -> Any:
+  """Returns floats in float64, and other values unchanged."""
+  is_floating = jnp.issubdtype(x.dtype, jnp.floating)
+  return np.asarray(x, "float64") if is_floating else x
 
 
 def _copies(results: Sequence[Any]) -> tuple[list[np.ndarray], list[float]]:

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from parallel.ledger.equal.programs import LayoutProgram, Results
+from parallel.ledger.equal.programs import LayoutProgram, Results, widened
 
 Verdict = Literal["rounding", "undecided", "bug"]
 _WORST: tuple[Verdict, ...] = ("rounding", "undecided", "bug")
@@ -142,7 +142,7 @@ def measure(program: LayoutProgram) -> Reference:
     wide_changed.append(
       program.run_by_equations(args, wide=True, seed=seed).values
     )
-    wide_args = nudged([_widened(x) for x in args], seed)
+    wide_args = nudged([widened(x) for x in args], seed)
     wide_changed.append(program.run_by_equations(wide_args, wide=True).values)
   names = program.result_names
   return Reference(
@@ -168,11 +168,6 @@ def nudged(args: Sequence[Any], seed: int) -> list[Any]:
     return np.nextafter(x, towards.astype(x.dtype)).astype(x.dtype)
 
   return [change(x) for x in args]
-
-
-def _widened(x: Any) -> Any:
-  floating = jnp.issubdtype(x.dtype, jnp.floating)
-  return np.asarray(x, "float64") if floating else x
 
 
 def _envelope(

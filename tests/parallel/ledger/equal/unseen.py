@@ -1,4 +1,4 @@
-"""Ten more programs with planted faults, later ones.
+"""Ten more programs with planted faults.
 
 They were written without knowledge of how the comparison works, and compared
 once before it was developed further with them.
